@@ -44,12 +44,12 @@ def load_latest(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     - Newest means saved last, whatever the files' times say: copying a folder changes them.
     - All ranks return the same checkpoint, even if one of them sees an older state of the folder (a network file system
       shows a new file late) or can't read a file that the others can.
-    - Skip a file that is cut short or in which a single bit has changed. Load the next older one, with a warning
-      (`warnings.warn`) that names the file. `torch.load` doesn't notice a changed bit in a tensor.
+    - Skip a file that is cut short or in which a single bit has changed. Load the next older one; at least one
+      rank warns (`warnings.warn`) and names the file. `torch.load` doesn't notice a changed bit in a tensor.
     - A save with `keep=1` may remove the file that you are about to read. Then look into the folder again.
     - Loading runs no code from the file (`weights_only=True`). Tensors come back on the CPU.
-    - A dictionary in which every key starts with `module.` comes from a DDP wrapper's `state_dict()`. Remove this prefix,
-      wherever in the state the dictionary is. All other keys come back unchanged.
+    - A dictionary in which every key starts with `module.` comes from a DDP wrapper's `state_dict()`. Remove this prefix
+      once, wherever in the state the dictionary is. All other keys come back unchanged.
 
     Returns:
         What was saved, or None if there is no checkpoint (or no folder).

@@ -22,7 +22,7 @@ def compress_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
     """Start the all-reduce of one bucket in the smaller dtype, and return at once.
 
     DDP calls this during backward, whenever all gradients of a bucket are ready, in the same order on all ranks. This
-    all-reduce replaces DDP's own: DDP neither divides before it nor adds anything after it. Keep the names
+    all-reduce replaces DDP's own: DDP neither divides before it nor changes the result. Keep the names
     of the two arguments and, if you annotate, the annotations: DDP checks those of `bucket` and of the result.
 
     Args:
@@ -50,7 +50,8 @@ def register(
       becomes inf or NaN, which a gradient scaler looks for.
     - With `error_feedback`, each rank keeps what the cast loses of its gradient and adds it in the next step,
       separately for each parameter, even though DDP rebuilds its buckets after the first step. The error of many steps
-      together is then no larger than that of one step. Keep no residual of a gradient that is inf or NaN.
+      together is then no larger than that of one step. Keep no residual of an element if it, or its
+      cast, is inf or NaN.
     - Several models in one process don't affect each other.
 
     Args:

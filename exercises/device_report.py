@@ -44,7 +44,7 @@ class DeviceReport:
         ]
 
     def __str__(self) -> str:
-        """The verdict in the first line; below it one line for each tensor, with its path, device and dtype.
+        """The verdict in the first line; further down one line for each tensor, with its path, device and dtype.
 
         If every tensor is on `self.device`, the first line starts with "all" and names this device. Otherwise it names
         the first misplaced tensor, the device it is on, the device it should be on, and the fix:

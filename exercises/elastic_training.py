@@ -62,8 +62,8 @@ def train(
     The checkpoints, by `save_checkpoint` and `load_latest` of the exercise `checkpoint`:
 
     - Save after every `save_every` steps, counted from the start of training, and after the last step.
-    - SIGTERM and SIGUSR1 ask the job to stop; every rank may receive the signal, or only one. All ranks agree to stop
-      after the same step: the current one or, at the latest, the next. They save it and return.
+    - SIGTERM and SIGUSR1 ask the job to stop; the signal may reach all ranks or only one. All ranks stop after the same
+      step: the current one or, at the latest, the next. Then they save and return.
 
     However often it is interrupted, a run on the same number of ranks ends bit for bit like an uninterrupted one. On a
     different number of ranks the sums are added in a different order, so the weights differ in their last bits.
@@ -84,7 +84,7 @@ def train(
     Raises:
         ValueError: `batch_size` isn't a multiple of the number of ranks.
     """
-    raise NotImplementedError("elastic_training: train, save, stop when asked to, and go on from what the folder holds")
+    raise NotImplementedError("elastic_training: train, save, stop when asked to, and resume from the folder")
 
 
 class Slow(TensorDataset):

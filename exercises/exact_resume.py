@@ -68,7 +68,8 @@ def train(
       used by `make` (the weights), by the dataset (it may augment its samples) and by the model (dropout), and every
       rank draws its own numbers.
     - In epoch e (from 0) rank r's samples are those of `DistributedSampler(dataset, seed=seed)` for epoch e, in batches
-      of `batch_size`; the last batch may be smaller. They are loaded in this process (no workers), when they are needed.
+      of `batch_size`; the last batch may be smaller. Load each batch in this process (no workers), after the
+      step before it.
     - Each batch goes through `train_step` once. Steps are counted from the start of training, across epochs and restarts.
 
     The checkpoints, by `save_checkpoint` and `load_latest` of the exercise `checkpoint`:
@@ -92,7 +93,7 @@ def train(
     Returns:
         The model itself, not the DDP wrapper.
     """
-    raise NotImplementedError("exact_resume: train, save what the job is made of, and go on where it stopped")
+    raise NotImplementedError("exact_resume: train, save the whole state, and resume where it stopped")
 
 
 def example() -> tuple[Callable[[], Parts], Dataset[Any]]:

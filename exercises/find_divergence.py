@@ -62,8 +62,8 @@ def find_divergence(
     - It works with any dtype (bfloat16, integers, bool, complex), any shape (no dimensions or no elements, too) and any
       values: swapped elements and changes that cancel out in the sum are found.
     - Change nothing: no parameter, gradient or state, and draw no random numbers. Don't repair anything either.
-    - If all ranks agree, it takes at most two collectives, in which each rank sends at most 64 bytes plus 16 per
-      tensor.
+    - If all ranks agree, it takes at most two collectives. In both together, each rank sends at most 64 bytes plus 16
+      per tensor.
 
     Args:
         model: the same model on every rank, wrapped in DDP or not.

@@ -45,8 +45,8 @@ class ShardedTraining:
 
         - Each of `layers` is gathered by one all-gather just before it computes. One more gathers all other parameters.
         - A rank keeps its rows of each parameter, and the optimizer keeps state for these rows only.
-        - With `compute_dtype`, layers are gathered and compute in this dtype. Even then, the outputs of `model`, a rank's rows
-          and the sums of the gradients are float32.
+        - With `compute_dtype`, the whole model is gathered and computes in this dtype. Even then, the outputs of `model`, a
+          rank's rows and the sums of the gradients are float32.
         - Modules outside `layers` may share parameters (tied weights). Frozen parameters never change.
 
         Args:
@@ -74,7 +74,7 @@ class ShardedTraining:
         - Up to rounding, the parameters are those of one process with the batches of all ranks joined.
         - If the norm of the gradient exceeds `max_norm`, the gradient is scaled down to `max_norm`. The norm is that of
           all ranks' rows together.
-        - A later step doesn't add to this step's gradients.
+        - Gradients don't carry over to the next step.
 
         Args:
             inputs: this rank's batch, for `model`.

@@ -36,8 +36,8 @@ def preflight(timeout: float = 10.0, backend: str | None = None) -> list[str]:
     - The all-reduce of all RANKs is 0 + 1 + … + (WORLD_SIZE - 1), exactly.
 
     preflight leaves no process group behind. If a group exists already, it tries that one and keeps it. RANK and
-    the other variables may then be missing; if RANK is set, this rank contributes it to the all-reduce. If rank 0 hosts
-    the store, the store outlives the call, and the training that follows can use it at the same port.
+    the other variables may then be missing; each rank contributes RANK to the all-reduce, or its rank in the group if
+    RANK isn't set. If rank 0 hosts the store, the store outlives the call, and the training that follows can use it at the same port.
 
     Args:
         timeout: seconds for all of it.

@@ -46,7 +46,7 @@ class ShardedOptimizer:
             optimizer_class: a class of `torch.optim`.
             defaults: its options, such as `lr`.
         """
-        raise NotImplementedError("shard_optimizer: choose the owners, make an optimizer of the own part")
+        raise NotImplementedError("shard_optimizer: choose the owners, make an optimizer for this rank's part")
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ class ShardedOptimizer:
         - A parameter whose gradient is None stays as it is.
         - Each parameter is sent once, by its owner. Neither gradients nor state are sent.
         """
-        raise NotImplementedError("shard_optimizer: update the own part, then receive the other parts")
+        raise NotImplementedError("shard_optimizer: update this rank's part, then receive the others")
 
     def zero_grad(self) -> None:
         """Set the gradients of all parameters to None, those of other ranks' parameters too."""

@@ -45,8 +45,8 @@ def train_step(
 ) -> StepResult:
     """Take one optimizer step in mixed precision. Every rank calls it with its own batch.
 
-    Run forward under autocast, where the layers that gain from it compute in `dtype`; the loss is float32. Run backward
-    outside of autocast. The parameters, their gradients and the optimizer's state stay float32, so DDP sends float32
+    Run forward and `loss_fn` under autocast: the layers that gain from it compute in `dtype`, the loss in float32. Run
+    backward outside of autocast. The parameters, their gradients and the optimizer's state stay float32, so DDP sends float32
     gradients, once per step. No other collective is needed.
 
     float16 ends at 65504 and rounds anything below 3e-8 to zero, so `scaler` scales the loss. bfloat16 has the range of

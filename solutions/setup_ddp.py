@@ -25,14 +25,15 @@ def setup_ddp(rank: int, world_size: int) -> None:
     never write to it. A single rank needs no launcher and no variables.
 
     Select the device first: on a node with GPUs it is GPU number LOCAL_RANK (or `rank`, if LOCAL_RANK isn't set). The
-    backend is "nccl" when every rank of this node has its own GPU. Otherwise it is "gloo": on a machine without GPUs,
-    and when ranks have to share GPUs. If they do, local rank r takes GPU r modulo the number of GPUs.
+    backend is "nccl" if the node has a GPU for each of its LOCAL_WORLD_SIZE ranks (`world_size`, if that isn't set).
+    Otherwise it is "gloo": on a machine without GPUs, and when ranks have to share GPUs. If they do, local rank r takes
+    GPU r modulo the number of GPUs.
+
+    Print nothing. After `cleanup_ddp`, `setup_ddp` can be called again with a different MASTER_PORT.
 
     Args:
         rank: the global rank, 0 to world_size - 1.
         world_size: the number of ranks, on all nodes together.
-
-    Print nothing. After `cleanup_ddp`, `setup_ddp` can be called again with a different MASTER_PORT.
 
     Raises:
         ValueError: `rank` is not between 0 and world_size - 1, or RANK or WORLD_SIZE is set to a different value.

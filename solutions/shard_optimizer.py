@@ -46,7 +46,7 @@ class ShardedOptimizer:
             optimizer_class: a class of `torch.optim`.
             defaults: its options, such as `lr`.
         """
-        # --- solution: choose the owners, make an optimizer of the own part ---
+        # --- solution: choose the owners, make an optimizer for this rank's part ---
         listed = list(params)
         groups = [dict(group) for group in listed] if isinstance(listed[0], dict) else [{"params": listed}]
         for group in groups:
@@ -82,7 +82,7 @@ class ShardedOptimizer:
         - A parameter whose gradient is None stays as it is.
         - Each parameter is sent once, by its owner. Neither gradients nor state are sent.
         """
-        # --- solution: update the own part, then receive the other parts ---
+        # --- solution: update this rank's part, then receive the others ---
         self._local.step()
         for parameter in self._parameters:
             dist.broadcast(parameter, src=self._owner[parameter])

@@ -79,7 +79,7 @@ class Result:
 
 
 def datasets(task: str) -> tuple[Pairs, Pairs]:
-    """The training and the test set: pairs of an input and a class, or of 64 characters and the one after each of them."""
+    """The training and the test set: pairs of an input and a class, or of 64 characters and, for each, the next character."""
     if task == "digits":
         from sklearn.datasets import load_digits
 
@@ -422,7 +422,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> Result:
     Raises:
         ValueError: `batch_size` can't be divided evenly among the ranks and their micro-batches.
     """
-    # --- solution: train, evaluate, save, stop, and go on ---
+    # --- solution: train, evaluate, save, stop, and resume ---
     rank, world_size = dist.get_rank(), dist.get_world_size()
     batch_size, accumulate, path = arguments.batch_size, arguments.accumulate, arguments.folder / "checkpoint.pt"
     if batch_size % (parts := world_size * accumulate):

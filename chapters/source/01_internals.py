@@ -28,11 +28,11 @@ timeline(run)
 # batch. A rank runs **forward**, then **backward**. A green bar is an **all-reduce**, which adds up the gradients of
 # all ranks. Where it is solid green, the rank only waits, and its own bar is hatched.
 #
-# Much of that time is spent waiting for slower ranks: the rank that launches an all-reduce last has the shortest green bar.
+# The rank that launches an all-reduce last has the shortest green bar. The others' bars are longer because they wait.
 #
 # PyTorch collects gradients in **buckets** and sends each bucket with one all-reduce. Step 0 has one bucket, launched
-# after the last gradient. Step 1 has two buckets, the first launched while backward is still running. With the purple
-# messages, rank 0 tells the others how to fill them.
+# after the last gradient. Step 1 has two buckets, the first launched while backward is still running. The purple
+# messages, from rank 0, say which gradient goes into which bucket.
 #
 # What does PyTorch know in step 1 that it didn't know in step 0? "DDP's buckets" answers this. Here is the program:
 
@@ -62,7 +62,7 @@ print(Path("four_ranks.py").read_text())
 # ### How a cell runs ranks
 #
 # `%%ranks 3` runs a cell in three processes. `init_process_group` connects the processes into a **process group**.
-# `gloo` is a library that sends tensors between CPUs; for NVIDIA GPUs there is *NCCL*.
+# `gloo` is a library that sends tensors between CPUs. On NVIDIA GPUs, use *NCCL*.
 
 # %%
 # %%ranks 3
@@ -73,8 +73,7 @@ print("I am rank", dist.get_rank(), "of", dist.get_world_size())
 
 # %% [markdown]
 # In the next five cells, rank 0 starts with [1, 2, 3], rank 1 with [10, 20, 30] and rank 2 with [100, 200, 300]. Each
-# picture shows this start on its left and the result on its right: answer before you look there. What will each rank
-# hold?
+# picture shows the start on the left and the result on the right. Cover the right half. What will each rank hold?
 #
 # ### Broadcast: one rank's tensor, everywhere
 #
@@ -243,13 +242,14 @@ quiz("01_internals/collectives")
 # %% [markdown]
 # ## The mean
 #
-# The ranks' weights stay equal if they start equal and every rank applies the same gradient. DDP uses the mean of the
-# ranks' gradients. With a mean loss and equal batch sizes, this average usually equals the gradient of one large batch.
-# The simplest way to average: **after backward, one all-reduce for each parameter.**
+# The ranks' weights stay equal if they start equal and every rank applies the same gradient, so DDP uses the mean of
+# all gradients. With a mean loss and equal batch sizes, this mean usually equals the gradient of one large batch. The
+# simplest way to compute it: **after backward, one all-reduce for each parameter.**
 #
-# The network has 12 layers, each with 256 × 256 weights and 256 biases; every number takes 4 bytes. **Predict** for one
-# rank and one step: how many all-reduces, how many bytes in total, and how many all-reduces launched **early**, before
-# the last gradient is ready. (`--timeline` records times; `--into` keeps the record in a variable.)
+# The network has 12 layers, each with 256 × 256 weights and 256 biases; every number takes 4 bytes. **Predict** for
+# one rank and one step: how many all-reduces, how many bytes in total, and how many all-reduces launched **early**,
+# before the last gradient is ready. Replace each `None`; the results then appear beside your numbers. (`--timeline`
+# records times; `--into` keeps the record in a variable.)
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -279,8 +279,8 @@ timeline(after_backward)
 # %% [markdown]
 # All 24 bars come after backward, and during each of them the rank only waits.
 #
-# `spread`, the largest difference between any two ranks, works in your own jobs too. It needs 24 bytes of memory per
-# element: give it a large model layer by layer.
+# `spread` returns the largest difference between any two ranks. Use it in your own jobs, too. It needs 24 bytes per
+# element, so pass a large model layer by layer.
 
 # %%
 import inspect
@@ -362,7 +362,7 @@ for parameter in [*trunk.parameters(), *side.parameters()]:
 dist.barrier()
 
 # %% [markdown]
-# No: the ranks wait for each other. This rule works:
+# No: rank 0 hangs in `all_reduce`, rank 1 in `barrier`. Instead:
 #
 # - If *some* rank has a gradient, every rank joins the all-reduce. A rank without a gradient contributes zeros.
 # - If *no* rank has a gradient, leave `None` everywhere.
@@ -378,7 +378,7 @@ quiz("01_internals/mean")
 # "The mean" and add the rule for missing gradients. Which collective tells all ranks which gradients exist?
 #
 # `%check average_gradients` runs your saved file on several ranks and grades it. `%hint average_gradients` shows the
-# next hint, and in a terminal `./lockstep solution average_gradients` the solution.
+# next hint. In a terminal, `./lockstep solution average_gradients` shows the solution.
 
 # %%
 from lockstep.notebook.contract import contract
@@ -557,7 +557,7 @@ story(in_hooks, first=8)
 timeline(in_hooks)
 
 # %% [markdown]
-# 23 of the 24 all-reduces are launched early, yet backward never computes while one is running (it is hatched):
+# 23 of the 24 all-reduces are launched early, yet nothing overlaps: backward is hatched during each of them, because
 # `average` **waits inside the hook**.
 #
 # ### Launch in the hook, wait after backward
@@ -657,9 +657,10 @@ story(run)
 # - **From step 1 on there are two buckets.** The first is full at 1 MiB (1048576 bytes), so that communication starts
 #   early; later ones are full at 25 MiB.
 #
-# With `find_unused_parameters=True`, meant for models with branches, DDP doesn't learn the order. The next model
-# registers its layers in the order `last`, `first`, `middle`, but calls `first`, `middle`, `last`. A **communication
-# hook** is a function that replaces DDP's all-reduce of a full bucket. This one only notes the bucket's layers.
+# The DDP that you will write doesn't learn the order. PyTorch's doesn't either with `find_unused_parameters=True`,
+# which is meant for models with branches. What changes? The next model registers its layers in the order `last`,
+# `first`, `middle`, but calls `first`, `middle`, `last`. A **communication hook** is a function that replaces DDP's
+# all-reduce of a full bucket. This one only notes the bucket's layers.
 
 # %%
 # %%ranks 2 --into run --quiet
@@ -694,7 +695,7 @@ for when, buckets in run.ranks[0].observations.items():
 
 # %% [markdown]
 # By default, step 1's buckets follow backward: `last`, `middle`, `first`. With `find_unused_parameters=True`, DDP has
-# three buckets from step 0 on, in reverse order of registration. It never rebuilds them, and your own DDP won't either.
+# three buckets from step 0 on, in reverse order of registration. It never rebuilds them.
 #
 # ### What bucket_cap_mb does
 #
@@ -757,13 +758,13 @@ pictures.save_trace("trace.json")  # for a closer look in ui.perfetto.dev or chr
 pictures
 
 # %% [markdown]
-# **The last bucket is launched after the last gradient**, when backward has nothing left to compute. There backward is
-# hatched: it waits. So the last bucket is always exposed: of six buckets, five can be hidden; of one, none.
+# **The last bucket is launched after the last gradient**, when backward has nothing left to compute. It only waits
+# (hatched). So the last bucket is always exposed: with six buckets, five can be hidden; with one, none.
 #
 # The two ranks together send each bucket twice. At 1 Gbit/s, that takes 51 ms for the only bucket of
-# `bucket_cap_mb=25`, 34 ms for the second of the default, and 8 ms for the last of six. The rank whose backward is later
-# waits about that long; the other one also waits for it. (If your link is not slow, all ranks wait
-# only briefly, and chance decides which step is the shortest.)
+# `bucket_cap_mb=25`, 34 ms for the second of the default, and 8 ms for the last of six. The slower rank waits about
+# that long. The faster rank also waits for the slower. (If your link is not slow, all ranks wait only briefly, and
+# chance decides which step is the shortest.)
 #
 # ### How much time overlap saves
 #
@@ -845,8 +846,8 @@ stacked(parts, unit="ms", title="Milliseconds per step, the fastest of three", t
 # With handles, sending starts when the first gradient is ready, after 20 ms, so of 318 ms at least 98 are exposed.
 # Buckets do best: only the last is exposed, for 92 ms with two buckets, 29 ms with six.
 #
-# You measure more, because each message is also a real all-reduce and wakes a thread: with 24 messages, two or three ms
-# each add up.
+# Your times are longer, because each message is also a real all-reduce and wakes a thread: 24 messages add two or
+# three ms each.
 #
 # ### One order on all ranks
 #
@@ -1072,6 +1073,9 @@ timeline(by_cap["0.5"], mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
 # | the countdown | `mark_variable_ready` |
 # | the launch | `mark_bucket_ready`, `all_reduce_bucket` |
 # | the wait | `finalize_backward` |
+#
+# You have built DDP. The rest of the chapter is about what neither class does for you: give BatchNorm the whole batch,
+# weight unequal batches, or catch gradients that bypass the hooks.
 
 # %%
 quiz("01_internals/built")
@@ -1130,8 +1134,8 @@ for method in (Function.forward, Function.backward):
 
 # %% [markdown]
 # (A forward uses one of the two all-gathers.) `convert_sync_batchnorm` replaces every BatchNorm layer. Call it before
-# `DDP(...)`, and before or after the move to a GPU; below, the device `meta` stands in for one. On a CPU, DDP refuses
-# the converted model.
+# `DDP(...)`; whether the model is already on a GPU doesn't matter. Below, `meta` stands in for the GPU. On a CPU, DDP
+# refuses the converted model.
 
 # %%
 # %%ranks 1 --expect raised
@@ -1147,7 +1151,7 @@ print(convert_then_move[1], move_then_convert[1], sep="\n")
 DDP(convert(Sequential(Linear(4, 4), BatchNorm1d(4))))  # BUG: it runs on GPUs only
 
 # %% [markdown]
-# Is it worth it? That depends on how close a batch's mean is to that of all data:
+# Is `SyncBatchNorm` worth its price? It depends on how far a batch's mean is from the data's mean:
 
 # %%
 torch.manual_seed(0)

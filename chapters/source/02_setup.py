@@ -11,8 +11,9 @@
 # %% [markdown]
 # # Chapter 2. Setting up: from one process to many
 #
-# You start with a program that trains a small network in one process, and change it line by line until it trains on
-# four ranks. You also make the usual mistakes, to see what each one does. After this chapter you can
+# In chapter 1, `%%ranks` started the processes and told each one its rank. On a real machine, that is your job. You
+# start with a program that trains a small network in one process, and change it line by line until it trains on four
+# ranks. You also make the usual mistakes, to see what each one does. After this chapter you can
 #
 # - **start** a program on N ranks, and tell which rank is which;
 # - **connect** the ranks with the right backend;
@@ -200,7 +201,7 @@ os.environ["MASTER_PORT"] = "12355"  # BUG: torchrun's store is at another port
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# Rank 0 starts no store at port 12355, because `TORCHELASTIC_USE_AGENT_STORE` says that the launcher runs one.
+# Nothing listens at port 12355: `TORCHELASTIC_USE_AGENT_STORE` tells rank 0 that the launcher runs the store.
 
 # %%
 quiz("02_setup/environment")
@@ -241,9 +242,9 @@ assert t == sum(range(dist.get_world_size()))
 #
 # ### Without the variables
 #
-# A test may run without a launcher. Then pass `rank=` and `world_size=`. If `RANK` and `WORLD_SIZE` are set too,
-# PyTorch ignores them. The ranks still need the address of the store. A single rank needs none: give it a `HashStore`,
-# a store in its own memory:
+# A test may run without a launcher. Then pass `rank=` and `world_size=`, and PyTorch ignores `RANK` and `WORLD_SIZE`.
+# Several ranks still need the address of the store. A single rank doesn't: give it a `HashStore`, a store in its own
+# memory:
 
 # %%
 # %%ranks 1
@@ -371,9 +372,8 @@ print("with two GPUs per node:", *local_device())
 # %% [markdown]
 # Three rules for GPUs:
 #
-# - **`set_device` first, then `init_process_group`.** Before `set_device`, everything that says just `"cuda"` goes to
-#   GPU 0, on every rank. The reverse order often works, since nccl connects only at the first collective; don't rely
-#   on it.
+# - **`set_device` first, then `init_process_group`.** Before `set_device`, a plain `"cuda"` means GPU 0, on every
+#   rank. The reverse order often works, because nccl connects only at the first collective, but don't rely on that.
 # - **Tell the group its device**: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))`. Then
 #   nccl connects in this call and waits for all ranks; otherwise you notice a missing rank only at the first
 #   collective. Calls without a tensor, such as `barrier`, use this device too. You need `set_device` as well.
@@ -404,8 +404,9 @@ contract("setup_ddp", "setup_ddp", "cleanup_ddp")
 #
 # ## Sharding
 #
-# Each rank should see its own part of the data. `DistributedSampler` deals the indices like cards. Given the number
-# of ranks and the rank, it needs no process group:
+# The ranks are connected, but each would still train on the whole data set. Each should see its own part.
+# `DistributedSampler` deals the indices like cards. Given the number of ranks and the rank, it needs no process
+# group:
 
 # %%
 from torch.utils.data import DistributedSampler
@@ -495,9 +496,9 @@ for name in ("without", "with set_epoch"):
     assert losses == sorted(losses, reverse=True)  # it improves in every epoch, with and without
 
 # %% [markdown]
-# The losses are the same to two decimals, so they don't reveal a missing `set_epoch`. Yet without it, every epoch
-# has the same batches; in one process, the loader's `shuffle=True` made new batches in every epoch. To notice this,
-# print each epoch's first indices.
+# The losses agree to two decimals, so they don't reveal a missing `set_epoch`. Yet without it, every epoch repeats
+# the same batches, whereas `shuffle=True` in one process made new ones. To catch the mistake, print each epoch's
+# first indices.
 
 # %%
 quiz("02_setup/set_epoch")
@@ -545,10 +546,9 @@ print("sampler    :", [batch.tolist() for batch in loader])
 #
 # ### Worker processes
 #
-# With `num_workers=4`, four ranks start 16 workers. On Linux, Python up to 3.13 *forks* them: each worker starts as
-# a copy of its rank. DDP's documentation warns that with NCCL such workers may hang: use `forkserver`, which starts
-# them from a clean process. Starting them this way takes longer, so keep the workers for all epochs
-# (`persistent_workers=True`):
+# With `num_workers=4`, four ranks start 16 workers. On Linux, Python up to 3.13 *forks* them: each worker starts as a
+# copy of its rank. DDP's documentation warns that such workers may hang with NCCL. So use `forkserver`, which starts
+# them from a clean process. That takes longer, so keep the workers for all epochs (`persistent_workers=True`):
 
 # %%
 # %%ranks 2
@@ -812,8 +812,8 @@ if dist.get_rank() == 0:
 dist.barrier()
 
 # %% [markdown]
-# The result is worse if the next collective of the other ranks reduces a tensor of the same size, such as a gradient.
-# **Predict** what rank 1 prints:
+# It gets worse if the other ranks' next collective reduces a tensor of the same size, such as a gradient. **Predict**
+# what rank 1 prints:
 
 # %%
 # %%ranks 2 --expect anything
@@ -840,8 +840,8 @@ quiz("02_setup/unequal_shards")
 # %% [markdown]
 # ## Cleanup
 #
-# A rank that has finished leaves the group with `destroy_process_group`. Its process can then join a new one. Until it
-# does, no collective works:
+# When a rank has finished, it leaves the group with `destroy_process_group`. Until its process joins a new group,
+# every collective raises an error:
 
 # %%
 # %%ranks 2 --expect raised
@@ -1210,8 +1210,8 @@ finally:
 print(*sorted("".join(said).splitlines()), sep="\n")
 
 # %% [markdown]
-# If you need the node's number, for example to name a log, read `GROUP_RANK`. If you compute it from `RANK` and the
-# number of GPUs, it is wrong when a GPU has no rank:
+# If you need the node's number, for example to name a log, read `GROUP_RANK`. If a GPU has no rank, dividing `RANK`
+# by the number of GPUs gives the wrong node:
 
 # %%
 # %%ranks 4 --nodes 2

@@ -68,9 +68,9 @@ main()
 # %% [markdown]
 # ### 1. Make it small
 #
-# Cut down your own job as long as it still fails: fewer steps, random tensors instead of the loader's batches, one
-# layer instead of the model, fewer ranks. `./lockstep run` takes torchrun's options and explains what goes wrong. The
-# function below calls it in the notebook. Start with one rank:
+# Keep cutting your own job down while it still fails: fewer steps, random tensors instead of the loader's batches,
+# one layer instead of the model, fewer ranks. `./lockstep run` takes torchrun's options and explains what goes wrong.
+# The function below calls it in the notebook. Start with one rank:
 
 # %%
 import contextlib, io
@@ -226,7 +226,7 @@ dist.all_reduce(t)
 
 # %% [markdown]
 # Lockstep prints the **root cause** and leaves out its **echoes**, the errors that follow from it on other ranks.
-# torchrun prints both, and may take an echo for the cause. In the next job, rank 1 has a bad record:
+# torchrun prints both, and may mistake an echo for the cause. In the next job, rank 1 has a bad record:
 
 # %%
 # %%writefile bad_record.py
@@ -285,8 +285,9 @@ torchrun("--nproc-per-node=2", "bad_record.py")
 # second, so it blames rank 0, which exited first. Read all entries, and look for an error that is not about a
 # connection.
 #
-# Put `@record` on every `main`: without it, the summary has exit codes, but no errors. With `torchrun --tee 3`, each
-# line of the log starts with its local rank, as in `[default1]:`. The exit codes mean:
+# `@record` writes a rank's exception to a file, from which torchrun reads it. Put it on every `main`: without it, the
+# summary has exit codes, but no errors. With `torchrun --tee 3`, each line of the log starts with its local rank, as
+# in `[default1]:`. The exit codes mean:
 #
 # | exit code | meaning |
 # |---|---|
@@ -401,7 +402,7 @@ for rank in range(2):
 #
 # ### A job that already hangs
 #
-# `py-spy dump --pid N` reads the stack of a running process. (With Slurm, `srun --overlap --jobid=J` runs it on the
+# `py-spy dump --pid N` reads the stack of a running process. (With SLURM, `srun --overlap --jobid=J` runs it on the
 # nodes of job J.) `./lockstep attach` compares all ranks on this machine. Both usually need `sudo`. While `stacks.py`
 # hangs, `attach` prints:
 #
@@ -431,7 +432,7 @@ if dist.get_rank() == 1:
 dist.all_reduce(torch.ones(1))
 
 # %% [markdown]
-# No, only Lockstep does. A short timeout ends the wait but doesn't explain it. It must still be longer than anything
+# No, only Lockstep does. A short timeout ends the wait but doesn't explain it. Keep the timeout longer than anything
 # that one rank does alone, such as writing a checkpoint.
 #
 # ### Who is missing: a monitored barrier
@@ -538,8 +539,8 @@ for _ in range(steps):
 print("took", steps.item(), "steps")
 
 # %% [markdown]
-# `join()` trains on every sample. Below, every gradient is 4. In steps 4 and 5, only rank 0 has a gradient. `divide_by_initial_world_size` says whether DDP then still divides by 2.
-# **Predict** rank 0's five averages for both values:
+# `join()` trains on every sample. Below, every gradient is 4, and in steps 4 and 5 only rank 0 has one. Does DDP
+# still divide by 2? `divide_by_initial_world_size` decides. **Predict** rank 0's five averages for both values:
 
 # %%
 # %%ranks 2
@@ -643,9 +644,9 @@ quiz("03_debugging/never_joined")
 # %% [markdown]
 # ## Mismatches
 #
-# In a mismatch, all ranks call a collective, but their tensors don't belong together. What happens depends on the
-# sizes. gloo sends a tensor in pieces. If a piece is larger than the receiver expects, gloo ends the process with exit
-# code −6, without a Python error:
+# A hang at least shows that something is wrong. A **mismatch** may not: all ranks call a collective, but their
+# tensors don't belong together. What happens depends on the sizes. gloo sends a tensor in pieces. If a piece is
+# larger than the receiver expects, gloo ends the process with exit code −6, without a Python error:
 
 # %%
 # %%ranks 2 --expect mismatch --quiet
@@ -670,8 +671,8 @@ print("the sum is", t)
 
 # %% [markdown]
 #
-# If two different tensors have the same size, **no rank waits at all.** Below, one rank swaps two tensors, and the job
-# continues with wrong sums, although `DETAIL` is on.
+# Rank 0 finishes, rank 1 hangs. If both tensors have the same size, **no rank waits at all.** Below, one rank swaps
+# two tensors, and the job continues with wrong sums, despite `DETAIL`.
 
 # %%
 # %%ranks 2 --env TORCH_DISTRIBUTED_DEBUG=DETAIL
@@ -820,9 +821,9 @@ print(f"after the step: spread {spread(model.parameters()):.2f}")
 # %% [markdown]
 # No: DDP averages gradients, not weights.
 #
-# **The settings differ.** `--watch-replicas`, an option of `%%ranks` and `./lockstep run`, finds the step at which the
-# replicas start to differ. After each `optimizer.step()`, every rank sends Lockstep a checksum and a few values of each
-# parameter, without a collective.
+# **The settings differ.** Rank 1's learning rate changes, but when? `--watch-replicas`, an option of `%%ranks` and
+# `./lockstep run`, finds the step. After each `optimizer.step()`, every rank sends Lockstep a checksum and a few
+# values of each parameter, without a collective.
 
 # %%
 # %%ranks 3 --watch-replicas
@@ -909,9 +910,10 @@ contract("find_divergence")
 #
 # ## Devices
 #
-# With several devices, a tensor easily ends up on the wrong one. torch's error doesn't name that tensor: at best it
-# names an argument of torch's own function, such as `mat1`. Below, the device `meta`, whose tensors have no values,
-# stands in for a GPU. Which of the three calls fail?
+# So far, the ranks disagreed with each other. A single rank can also disagree with itself: with several devices, a
+# tensor easily ends up on the wrong one. torch's error doesn't name that tensor: at best it names an argument of
+# torch's own function, such as `mat1`. Below, the device `meta`, whose tensors have no values, stands in for a GPU.
+# Which of the three calls fail?
 
 # %%
 from torch import nn
@@ -987,6 +989,8 @@ contract("device_report")
 #
 # ## The network
 #
+# Until now, the ranks could reach each other. What if they can't?
+#
 # **The store cannot be reached.** The ranks first connect to the store at `MASTER_ADDR:MASTER_PORT` (chapter 2). If
 # the address is wrong or a firewall blocks the port, torch tries again until the timeout, so the job seems to start
 # slowly:
@@ -1008,8 +1012,9 @@ print(job.stdout)
 
 # %% [markdown]
 # **The interface is missing or wrong.** gloo uses the address that the node's hostname resolves to. NCCL prefers
-# InfiniBand (interfaces named `ib…`), and avoids the loopback and docker's interfaces. `GLOO_SOCKET_IFNAME` and
-# `NCCL_SOCKET_IFNAME` override these choices. If one rank's interface doesn't exist, that rank fails at once:
+# InfiniBand, a fast network for clusters (interfaces named `ib…`), and avoids the loopback and docker's interfaces.
+# `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` override these choices. If one rank's interface doesn't exist, that
+# rank fails at once:
 
 # %%
 # %%ranks 2 --expect raised --quiet
@@ -1063,8 +1068,8 @@ except ranks.NotRun as missing:
 # says "firewall". Open all ports between the nodes. Choosing the store's port doesn't help: this rendezvous ignores
 # `--master-port`, and the ranks' connections to each other need ports too.
 #
-# **If `init_process_group` fails on a rank, let it raise.** Then the launcher ends the other ranks. This function
-# catches the error, so they wait:
+# **If `init_process_group` fails on a rank, let it raise.** Then the launcher ends the other ranks. If you catch it,
+# as here, they wait:
 
 # %%
 # %%ranks 2 --expect hang
@@ -1114,8 +1119,8 @@ quiz("03_debugging/open_port")
 # ### Read this log
 #
 # Four ranks train with DDP. The log is a shortened example in the wording of torch's `ProcessGroupNCCL.cpp`. Ranks 2
-# and 3 print the same as rank 0. The log calls a collective "work"; `SeqNum` is its number, and `NumelIn` counts its
-# elements.
+# and 3 print the same as rank 0. The log calls a collective "work" and the process group `PG`; `SeqNum` is its
+# number, and `NumelIn` counts its elements.
 #
 # ```
 # [rank0]: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE,
@@ -1238,7 +1243,8 @@ quiz("03_debugging/watchdog_log")
 # %% [markdown]
 # ## Preflight
 #
-# Before the first step, a **preflight** checks the environment, joins the other ranks with a short timeout, lets
+# Your job waited hours for its nodes. Then it hangs before the first step, because a variable is wrong on one node. A
+# **preflight** finds that out first: it checks the environment, joins the other ranks with a short timeout, lets
 # `monitored_barrier` name missing ranks, and runs a collective whose result is known.
 
 # %%
@@ -1432,9 +1438,9 @@ for name, parameter in ddp.module.named_parameters():
     print(name, parameter.grad)
 
 # %% [markdown]
-# `left` has a gradient of 1 on rank 0 only, so the mean is 0.5. Without the flag, the first backward leaves DDP waiting
-# for gradients, and the next forward raises the error. It gives the numbers of the parameters without a gradient; with
-# `TORCH_DISTRIBUTED_DEBUG=INFO`, it gives their names, too:
+# `left` has a gradient of 1 on rank 0 only, so the mean is 0.5. Without the flag, DDP still waits for gradients after
+# the first backward, and the next forward raises an error. The message gives the numbers of the parameters without a
+# gradient; with `TORCH_DISTRIBUTED_DEBUG=INFO`, also their names:
 
 # %%
 # %%ranks 2 --expect raised --quiet --env TORCH_DISTRIBUTED_DEBUG=INFO

@@ -11,8 +11,9 @@
 # %% [markdown]
 # # Chapter 4. Optimization
 #
-# In this chapter you speed up one training step of a small GPT on two ranks: measure it, read its trace, calculate how
-# fast it could be, and change one thing at a time.
+# You use eight GPUs, and training is only four times as fast. Where did the rest go? You look for it in one training
+# step of a small GPT on two ranks: measure the step, read its trace, calculate how fast it could be, and change one
+# thing at a time.
 #
 # Afterwards you can
 #
@@ -181,7 +182,7 @@ table.add("DDP's defaults", run)
 
 # %% [markdown]
 # Each rank sends 3.5 MB of gradients in two all-reduces. The column "exposed" shows how much longer they make the
-# step; the bar divides the step into the same step under `no_sync()` and the exposed rest.
+# step; in the bar, the step under `no_sync()` comes first, then the exposed rest.
 
 # %%
 quiz("04_optimization/one_step")
@@ -229,8 +230,8 @@ timeline(defaults, step="fastest") if defaults else None
 # second holds all other gradients. It leaves after the last gradient, so it is fully exposed: backward has nothing left to
 # compute and waits for it (hatched).
 #
-# This is the fastest of eight steps, as in the table. It takes longer than there, because each mark and each collective
-# is recorded.
+# The picture, like the table, shows the fastest of eight steps. Recording each mark and each collective makes it
+# slower than in the table.
 #
 # `torch.profiler` records every operation, here of the third step:
 
@@ -281,7 +282,7 @@ waited = time.perf_counter() - began
 print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 
 # %% [markdown]
-# Rank 0 waited for rank 1. So compare all ranks' profiles: the others wait for the rank with the *shortest* all-reduce.
+# Rank 0 waited for rank 1. So compare all ranks' profiles: the *shortest* all-reduce is on the rank that is late.
 #
 # ### Timing on a GPU
 #
@@ -328,7 +329,7 @@ quiz("04_optimization/long_all_reduce")
 # - **computing** takes 6·*P*·*T* operations, divided by the processor's speed;
 # - **sending** takes 2(*N* − 1)/*N* times the gradients' bytes (chapter 1), divided by the link's speed.
 #
-# The step takes at least the longer time; without overlap, it takes their sum.
+# At best, the step takes the longer of the two; without overlap, their sum.
 #
 # First check the factor 6:
 
@@ -413,7 +414,7 @@ for count in (8, 32, 128):
 
 # %% [markdown]
 # The last column is sending divided by computing. Only backward, which is two thirds of the computing, can hide
-# sending. If the ratio is below 0.67, nearly all of it can be hidden. Above that, you have to send less, or less often.
+# sending. Below a ratio of 0.67, it can hide nearly all sending. Above 0.67, you have to send less, or less often.
 #
 # - **Tokens per rank decide the ratio.** A smaller model shrinks both times equally.
 # - **With a fixed global batch, more ranks raise the ratio.** Each of 128 ranks sends about as much as each of 8, but
@@ -446,7 +447,7 @@ quiz("04_optimization/roofline")
 # ## Buckets and overlap
 #
 # In this picture, forward takes 2 units of time and backward 4. Sending each of four buckets takes 0.8, or 1.6 over a
-# slower link. Below each way, you see how much longer the step takes than its 6 units of computing:
+# slower link. Below each timeline, you see how much longer the step takes than its 6 units of computing:
 #
 # ![Compared with the same step without communication: sending after backward makes it 53 % longer, overlap 13 % longer, and overlap over a link half as fast 57 % longer](pictures/exposed.svg)
 #
@@ -704,6 +705,8 @@ contract("accumulate", "train_step")
 #
 # ## Mixed precision
 #
+# Accumulation computes more per byte sent. Can you also compute faster?
+#
 # **Change 3: compute in fewer bits.** Under **autocast**, PyTorch chooses a type for each operation: 16 bits (float16
 # or bfloat16) for matrix products, float32 for losses. Does that shrink communication too?
 
@@ -777,8 +780,8 @@ table.add("0.5 MiB, autocast", run)
 # scaler.update()
 # ```
 #
-# By default, the scale starts at 65536. Without `unscale_`, the gradients are that many times too large when you clip
-# them to `max_norm`. Then `scaler.step` divides the clipped gradients by the scale:
+# By default, the scale starts at 65536. Without `unscale_`, the gradients that you clip to `max_norm` are 65536 times
+# too large, and then `scaler.step` divides the clipped gradients by 65536:
 
 # %%
 # %%ranks 1
@@ -1151,9 +1154,9 @@ longer = time.perf_counter() - began
 print(f"15 steps in more than {int(longer)} s, the fastest one in {min(steps[1:]):.1f} s")
 
 # %% [markdown]
-# Yes: the timeout applies to each collective, not to the job. But every rank steps at the pace of the slowest. Give the
-# slow device a smaller batch, and weight the losses by samples, as in `accumulate`. With a group for each kind of GPU,
-# you would train two independent models:
+# Yes: the timeout applies to each collective, not to the job. But every rank steps at the pace of the slowest. Give
+# the slow device a smaller batch, and weight the losses by samples, as in `accumulate`. Don't make a group for each
+# kind of GPU: you'd train two independent models:
 
 # %%
 # %%ranks 4
@@ -1262,9 +1265,9 @@ for world_size, factor in ((1, 1), (4, 1), (4, 4)):
     print(f"{world_size} ranks:", run.ranks[0].stdout.strip())
 
 # %% [markdown]
-# Four times the learning rate for four times the batch brings the loss down again: the **linear scaling rule**. It
-# fails for very large batches. Raise the rate over the first steps (**warm-up**), because a large initial rate can make
-# training diverge. With Adam, the usual factor is the square root: 2 instead of 4.
+# Four times the learning rate for four times the batch brings the loss from 55 to 3: the **linear scaling rule**. It
+# fails for very large batches. Raise the rate over the first steps (**warm-up**), because a large initial rate can
+# make training diverge. With Adam, the usual factor is the square root: 2 instead of 4.
 
 # %%
 quiz("04_optimization/fewer_steps")
@@ -1274,7 +1277,8 @@ quiz("04_optimization/fewer_steps")
 #
 # If a whole copy of the model doesn't fit on a GPU, each rank keeps only a part, a **shard**. ZeRO (*zero redundancy
 # optimizer*) defines three stages. PyTorch offers the first as an optimizer, and the other two as `fully_shard`
-# (FSDP2):
+# (FSDP2), which gathers a layer's parameters just before they are needed and frees them afterwards. HSDP, the hybrid,
+# arranges the ranks in a grid, a **device mesh**: one dimension replicates the model, the other shards it.
 #
 # | stage | parameters | gradients | optimizer state | in PyTorch |
 # |---|---|---|---|---|
@@ -1300,9 +1304,7 @@ parameters = sum(p.numel() for p in model.parameters())
 print(f"parameters: {parameters}   Adam's state: {2 * parameters}, on this rank: {state}")
 
 # %% [markdown]
-# FSDP2 gathers a layer's parameters just before they are needed and frees them afterwards. For HSDP, a **device mesh**
-# arranges the ranks in a grid: one dimension replicates the model, the other shards it. Here is one step of three
-# layers in four ways:
+# Here is one step of three layers in four ways:
 
 # %%
 # %%ranks 4 --into sharded --quiet
@@ -1747,7 +1749,8 @@ quiz("04_optimization/reentrant")
 # - Find out what limits a step: nothing else is worth changing.
 # - Tokens per rank decide whether the link or the processor limits a step.
 # - A compression hook shrinks what is sent; autocast doesn't.
-# - After an overflow, all ranks skip the step, because their averaged gradients are equal. Never let one decide alone.
+# - After an overflow, all ranks skip the step, because their averaged gradients are equal. Never let one rank decide
+#   alone.
 # - Efficiency is samples per second per rank, relative to the run on the fewest ranks.
 #
 # In an interview, expect: "Eight GPUs give you only four times the speed. Why?" What would you measure first?

@@ -329,8 +329,8 @@ print("rank 0 could not save:", problem[0])
 # %% [markdown]
 # ### Which file is the newest?
 #
-# Checkpoints 9 and 10 were copied from a different disk, 10 first. Rank 1's node does not see checkpoint 10 yet, as can
-# happen on a network file system. Which finds checkpoint 10: the greatest name, the latest time or the greatest number?
+# Checkpoints 9 and 10 were copied from a different disk, 10 first. Rank 1's node does not see checkpoint 10 yet, as
+# can happen on a network file system. Which rule finds checkpoint 10: greatest name, latest time or greatest number?
 
 # %%
 # %%ranks 2
@@ -505,8 +505,8 @@ for length in (0, 3, 20, 2000, 20_000, 200_000):
 # Checkpoint 2 is **torn**, that is, cut short, and checkpoint 1 is gone. The error depends on where the file was cut,
 # so catch every `Exception`, and then load an older checkpoint.
 #
-# Now each function saves eleven times, and all but the last save are killed, each at a different byte. Which checkpoint
-# can be loaded afterwards?
+# Now each function saves eleven times. A kill interrupts the first ten saves, each at a different byte. Which
+# checkpoint can be loaded afterwards?
 
 # %%
 def survivor(way, instant):
@@ -663,7 +663,7 @@ contract("checkpoint", "save_checkpoint", "load_latest")
 #
 # ## Formats
 #
-# Is one file what your job needs?
+# Is one file enough for your job?
 #
 # | when | how to save |
 # |---|---|
@@ -931,7 +931,7 @@ next(batches)
 print("trained on 4 samples; drawn from the sampler:", sampler.drawn)
 
 # %% [markdown]
-# Each worker has fetched two batches in advance. So count the batches that your loop receives, as torchdata's
+# No, it says 20: each worker fetched two batches ahead. So count the batches that your loop receives, as torchdata's
 # `StatefulDataLoader` does. If you can index the dataset, you can write such a loader yourself:
 
 # %%
@@ -1009,7 +1009,7 @@ for seeded in (False, True):
     print(f"a generator for each sample: {seeded!s:6} {same} of 3 batches agree")
 
 # %% [markdown]
-# So give each sample a generator, seeded with the job's seed, the epoch and the index. Or use no workers: then
+# Only with a generator for each sample, seeded with the job's seed, the epoch and the index. Or use no workers: then
 # augmentation draws from the rank's generators, which you save.
 #
 # ### Restore random states last
@@ -1041,7 +1041,8 @@ quiz("05_checkpointing/ahead")
 # %% [markdown]
 # ## Determinism
 #
-# "The same result" can mean the same mathematics or the same bits. Bits depend on the order in which numbers are added:
+# Samples and masks are back. Are the weights the same, too? "The same result" can mean the same mathematics or the
+# same bits. Bits depend on the order in which numbers are added:
 
 # %%
 a, b, c = torch.tensor([1e8, -1e8, 1.0])
@@ -1108,9 +1109,9 @@ for flag in ("find_unused_parameters=False", "find_unused_parameters=True"):
           f" by more than 1e-6: {int(((through - restarted).abs() > 1e-6).sum())}")
 
 # %% [markdown]
-# Not by default. After its first step, DDP sorts the gradients into new buckets (chapter 1). A restarted process has
-# the initial buckets again. An element's place in its bucket decides in which order the ranks' values are added. On
-# two ranks this doesn't matter: a + b = b + a.
+# Not by default. After its first step, DDP sorts the gradients into new buckets (chapter 1), but a restarted process
+# has the initial buckets again. So elements change places, and with them the order in which the ranks' values are
+# added. On two ranks this doesn't matter: a + b = b + a.
 #
 # Equal bits matter when you *test* a resume: "nearly equal" can hide a forgotten scheduler. So test on two ranks, or
 # set `find_unused_parameters=True`, which keeps the initial buckets but costs one more all-reduce per step.
@@ -1186,8 +1187,9 @@ contract("exact_resume", "train_step", "train")
 #
 # ## Elastic restarts
 #
-# When a rank dies, torchrun ends **all** ranks and starts the script again, as often as `--max-restarts` allows. Print
-# the default, and the signals that torchrun passes on:
+# A job is **elastic** if it can restart, even on a different number of nodes. When a rank dies, torchrun ends **all**
+# ranks and starts the script again, as often as `--max-restarts` allows. Print the default, and the signals that
+# torchrun passes on:
 
 # %%
 from torch.distributed.run import get_args_parser
@@ -1390,8 +1392,8 @@ quiz("05_checkpointing/restart")
 # ## Preemption and SLURM
 #
 # Before a scheduler takes the nodes back, it sends a signal: SIGTERM by default, SIGUSR1 if you ask SLURM for it. A
-# handler may run between any two lines of Python, so let it only set a flag that the loop checks. But the signal
-# reaches the ranks at different moments, or only one of them:
+# handler may run between any two lines of Python, so let it only set a flag that the loop checks. But the signal may
+# reach the ranks at different moments, or just one rank:
 
 # %%
 # %%ranks 3 --expect hang

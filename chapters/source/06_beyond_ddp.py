@@ -11,9 +11,9 @@
 # %% [markdown]
 # # Chapter 6. When the model does not fit
 #
-# Under DDP, every rank holds the whole model, all its gradients and the whole optimizer state. When a rank has no
-# room for them, you divide (shard) them among the ranks. For each way of sharding, you predict the bytes that a rank
-# holds and sends, then measure them.
+# Under DDP, every rank holds the whole model, all its gradients and the whole optimizer state. If that is too much
+# for one rank, divide (shard) it among all ranks. For each way of sharding, you predict the bytes that a rank holds
+# and sends, then measure them.
 #
 # After this chapter you can
 #
@@ -221,9 +221,10 @@ contract("shard_optimizer", "ShardedOptimizer")
 #
 # ## Shard the parameters
 #
-# **FSDP** (fully sharded data parallel, ZeRO's stage 3) also divides the parameters: each rank keeps its **shard**,
-# some rows of each weight. But to compute a layer's output, a rank needs every row. So the ranks **all-gather** a
-# layer's weight just before the layer computes, and free the copy afterwards. For backward, they gather it again.
+# With ZeRO-1, every rank still holds all parameters and gradients. **FSDP** (fully sharded data parallel, ZeRO's
+# stage 3) divides them, too: each rank keeps its **shard**, some rows of each weight. But to compute a layer's
+# output, a rank needs every row. So the ranks **all-gather** a layer's weight just before the layer computes, and
+# free the copy afterwards. For backward, they gather it again.
 #
 # Try it on a layer that multiplies each of four features by a weight. Rank 0 keeps the first two weights, rank 1 the
 # others. A `torch.autograd.Function` says what is saved for backward and what backward computes:
@@ -309,12 +310,12 @@ contract("sharded_linear", "ShardedLinear")
 #
 # ## Shard everything: FSDP2
 #
-# FSDP2 is PyTorch's `fully_shard`: it shards any module in this way. It divides each parameter by rows, and the
-# optimizer sees only this rank's rows.
+# PyTorch's FSDP2 does this for any module, with one function: `fully_shard`. It divides each parameter by rows, and
+# the optimizer sees only this rank's rows.
 #
-# Each call forms one unit, whose parameters are gathered together. A single call on the model would gather the whole
-# model at once, so call `fully_shard` on every layer first. The last call, on the model, forms a unit of the other
-# parameters: embeddings and head.
+# What if you call it once, on the model? Each call forms one unit, whose parameters are gathered together, so the
+# whole model would be gathered at once. Call `fully_shard` on every layer first. The last call, on the model, then
+# forms a unit of the other parameters: embeddings and head.
 
 # %%
 # %%writefile ways.py
@@ -600,9 +601,9 @@ quiz("06_beyond_ddp/tensor")
 # %% [markdown]
 # ## Train with FSDP2
 #
-# Two mistakes are easy to make. The first is that each rank takes the mean of its own losses. `fully_shard` averages
-# the ranks' gradients, as DDP does: if the ranks have different numbers of samples, the samples don't count equally.
-# The second is that each rank clips by the norm of its own rows instead of all rows.
+# Two mistakes are easy to make. **Each rank takes the mean of its own losses**, but `fully_shard` averages the ranks'
+# gradients, as DDP does: if the ranks have different numbers of samples, the samples don't count equally. **Each rank
+# clips by the norm of its own rows** instead of all rows.
 #
 # Here rank 0 has three samples of value 1, and rank 1 has one sample of value 9. The weight has two rows, one on each
 # rank. A sample's loss is its first output plus twice its second. So the first row's gradient should be the samples'
@@ -708,7 +709,7 @@ weight = model.head.weight
 print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local().shape))
 
 # %% [markdown]
-# The losses are the same. The first depends only on the weights, the other two also on AdamW's moments.
+# The losses are the same: the first shows that the weights are back, the others that AdamW's moments are.
 #
 # Training doesn't have to wait for the disk: `async_save` copies each rank's slices to host memory and returns, and a
 # thread writes them while the next steps run.
