@@ -95,9 +95,9 @@ def test_the_largest_difference_is_found_with_its_path() -> None:
     where = difference(seen, right)
     assert where is not None
     assert (where.path, where.seen, where.right, where.distance) == ("first.weight[1, 1]", -0.5, 0.0, 0.5)
-    assert str(where) == "-0.5 at first.weight[1, 1], where 0 is right"
-    assert str(difference({"losses": [1.0]}, {"losses": [3.0]})) == "1 at losses[0], where 3 is right"
-    assert str(difference(2.0, 3.0)) == "2, where 3 is right"
+    assert str(where) == "-0.5 at first.weight[1, 1]; expected 0"
+    assert str(difference({"losses": [1.0]}, {"losses": [3.0]})) == "1 at losses[0]; expected 3"
+    assert str(difference(2.0, 3.0)) == "2; expected 3"
     found = difference(T([1.0]), T([1.0, 2.0]))
     assert found is not None and found.distance == INF
 

@@ -43,7 +43,7 @@ CASES = {
     "one of many pairs": Case(
         PAIRS + "def sync(enabled):\n    if not enabled:  # HERE\n        return\n    dist.all_reduce(t, group=mine)\n"
         "for step in range(3):\n    sync(not (rank == 4 and step == 1))\ndist.barrier()", 6,
-        "rank 4 skipped all_reduce #3 of ranks 4 and 5, which rank 5 called, and went on to FILE.", (4,),
+        "rank 4 skipped all_reduce #2 of ranks 4 and 5 when `step` was 1; rank 5 called it.", (4,),
         "Rank 4 took the branch at line {line} (if not enabled); rank 5 did not.", "ranks 0"),
     "a rank skips a call of all, and waits in its row": Case(
         PAIRS + "def step(i):\n    dist.all_reduce(t, group=mine)\n    if i == 2 and rank == 2:  # HERE\n        return\n"

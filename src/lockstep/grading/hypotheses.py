@@ -86,7 +86,7 @@ class Where:
 
     def __str__(self) -> str:
         place = f" at {self.path}" if self.path else ""
-        return f"{show(self.seen)}{place}, where {show(self.right)} is right"
+        return f"{show(self.seen)}{place}; expected {show(self.right)}"
 
 
 def equal(seen: Any, right: Any, tolerance: Tolerance = ROUNDING) -> bool:

@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from .rank_values import Assigned, Function, Loop, Scope, Source, TooLong, called_name
 from .report import Frame
-from .ways import LEAVES, Block, Unsure, may_catch, missing, within
+from .ways import LEAVES, Block, Unsure, ends, may_catch, missing, swallowing, within
 from .words import names, one_or_more
 
 UNLIKELY, MAYBE, FITS, SURE = range(4)
@@ -116,7 +116,8 @@ def _as_far_as_known(found: Parting | None, chains: Chains, scope: Scope) -> Par
         return found
     if any(scope.value(node.test, rank) for rank in found.out):
         return None
-    certain = not may_catch(scope.home, node.lineno)
+    stand = [chains[rank][0].line for rank in found.out if rank in chains]  # or they have left the function
+    certain = not may_catch(scope.home, node.lineno) and all(line > (node.end_lineno or 0) for line in stand)
     try:
         for chain in {tuple(chains[rank]) for rank in found.inside}:
             for depth, (one, frame) in enumerate(zip(scopes(scope.source, chain, scope.size), chain, strict=True)):
@@ -170,14 +171,15 @@ def shared(one: Sequence[Frame], other: Sequence[Frame]) -> int:
 
 
 def scopes(source: Source, chain: Sequence[Frame], size: int) -> list[Scope]:
-    """The names as each function of a chain of calls sees them, the innermost last."""
+    """The names as each function of a chain of calls sees them, the innermost last. `source` is the first one's file."""
     found: list[Scope] = []
     line = 0
     for frame in chain:
+        above, source = source, source if frame.file in ("", source.file) else Source.of(frame.file)
         home = next(iter(source.around(frame.line)), None)
         calls = [
             node
-            for node in (source.calls.get(home.name, []) if found and home else [])
+            for node in (source.calls.get(home.name, []) if found and home and source is above else [])
             if node.lineno <= line <= (node.end_lineno or 0)
         ]
         found.append(found[-1].called(calls[0], home) if home and len(calls) == 1 else Scope(source, size, home))
@@ -221,9 +223,7 @@ def _exits(loop: Loop) -> list[ast.If]:
 
 def _goes_away(one: ast.stmt) -> bool:
     """True for what leaves a loop, or ends the process."""
-    call = one.value if isinstance(one, ast.Expr) else None
-    ends = isinstance(call, ast.Call) and called_name(call) in ("exit", "_exit", "quit")
-    return ends or isinstance(one, (ast.Break, ast.Return, ast.Raise))
+    return ends(one) or isinstance(one, (ast.Break, ast.Return))
 
 
 def _partings(scope: Scope, lines: Mapping[int, int], finished: Collection[int]) -> Iterator[Parting]:
@@ -413,9 +413,23 @@ def in_words(found: Parting, source: Source, past: bool) -> str:
             said = _stand(found, "branch", at, past)
         else:
             said = f"{names(takers).capitalize()} took the branch {at}; {names(others)} did not."
+    elif isinstance(node, ast.Try) and found.odds == SURE:
+        handler = source.lines[line_of(found) - 1].partition("  #")[0].strip().removesuffix(":")
+        said = f"{names(out).capitalize()} had an error, caught at line {line_of(found)} ({handler}); {names(inside)} had none."
     else:
         said = _stand(found, "block" if isinstance(node, ast.Try) else "loop", at, past)
     return f"{said} {found.why}".rstrip()
+
+
+def line_of(found: Parting) -> int:
+    """The line that the words are about."""
+    caught = swallowing(found.node) if isinstance(found.node, ast.Try) and found.odds == SURE else []
+    return caught[0].lineno if caught else found.node.lineno
+
+
+def placed(said: str, place: Frame, file: str) -> str:
+    """What is said of a line, with its file if that isn't the one that the reader has in mind."""
+    return said if place.file == file else said.replace(f" at line {place.line} (", f" at {place.short} (", 1)
 
 
 def _stand(found: Parting, block: str, at: str, past: bool) -> str:

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .branches import branch, stands
+from .branches import branch, placed, stands
 from .divergence import Divergence, called_from, first_divergence, parted_at, reached, say
 from .hangs import SAME_ORDER, group_timeout, groups_apart, hang, met_by_join
 from .job import Job, TargetKind
@@ -127,20 +127,21 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
             found = mismatch_cause(mismatch, run.ranks, parted.odd)
             skip, met = missed_turn(run.ranks) or (skipped(parted.calls, run.ranks), parted.calls)
             if skip:
-                notes = (
-                    f"{SAME_ORDER} {skip.parting}".rstrip(),
-                    *(note for note in found.notes if note not in MISMATCHED),
-                )
+                frame, place, parting = skip.call.chain[-1], skip.branch, skip.parting
+                parting = placed(parting, place, frame.file) if place else parting
+                notes = (f"{SAME_ORDER} {parting}".rstrip(), *(note for note in found.notes if note not in MISMATCHED))
                 found = replace(
-                    found, headline=skip.headline, frame=skip.call.frame, notes=notes,
-                    branch=skip.branch.line if skip.branch else None, own=(skip.parting,) if skip.parting else (),
-                    rows=mismatch_rows(met, skip.at_fault), topic=Topic.HANGS,
+                    found, headline=skip.headline, frame=frame, notes=notes,
+                    branch=place.line if place and place.file == frame.file else None, own=(parting,) if parting else (),
+                    rows=mismatch_rows(met, parted.odd if {*met} == {*skip.at_fault} else skip.at_fault), topic=Topic.HANGS,
                 )  # fmt: skip
             elif parted.calls != mismatch or len(kinds_of(mismatch)) > 1:
                 found = _parted(parted, found, run.world_size)
-            elif (named := branch(parted_at(parted.calls), size=run.world_size)) and named[1]:
-                notes = tuple(f"{note} {named[0]}" if note in (SAME_TENSORS, SAME_OP) else note for note in found.notes)
-                found = replace(found, notes=notes, branch=named[1].line, own=(named[0],))
+            elif (named := branch(parted_at(parted.calls), size=run.world_size)) and (place := named[1]):
+                file = found.frame.file if found.frame else place.file
+                said = placed(named[0], place, file)
+                notes = tuple(f"{note} {said}" if note in (SAME_TENSORS, SAME_OP) else note for note in found.notes)
+                found = replace(found, notes=notes, branch=place.line if place.file == file else None, own=(said,))
             came = tuple(reached(met))
             return replace(found, notes=(*found.notes, *came), own=found.own or came, cited=called_from(met))
     if first.outcome is Outcome.RAISED and first.error is not None and TIMEOUT.search(first.error.message):
@@ -158,11 +159,14 @@ def _parted(parted: Divergence, found: Cause, size: int) -> Cause:
     parting, branch_at = branch(stands(parted.places), size=size)
     if not branch_at:
         parting, branch_at = branch(parted_at(parted.calls), size=size)
+    frame = parted.places[at_fault[0]]
+    if branch_at and frame:
+        parting = placed(parting, branch_at, frame.file)
     order = f"{SAME_ORDER} {parting}".rstrip()
     notes = tuple(order if note in (SAME_TENSORS, SAME_ROOT, SAME_OP) else note for note in found.notes)
     return replace(
-        found, headline=say(parted), ranks=tuple(at_fault), frame=parted.places[at_fault[0]],
-        rows=mismatch_rows(parted.calls, parted.odd), notes=notes, branch=branch_at.line if branch_at else None,
+        found, headline=say(parted), ranks=tuple(at_fault), frame=frame, rows=mismatch_rows(parted.calls, parted.odd),
+        notes=notes, branch=branch_at.line if branch_at and frame and branch_at.file == frame.file else None,
         own=(parting,) if branch_at else (),
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from .branches import branch, stands
+from .branches import branch, placed, stands
 from .divergence import Divergence, called_from, first_divergence, parted_at, reached, say
 from .job import Job
 from .mismatch import (
@@ -87,8 +87,8 @@ def hang(run: Run, job: Job) -> Cause:
     came = reached(calls)  # if from different places, the line that they share is not what differs
     notes = [SKIPPED if came and note == OTHER_ORDER else note for note in found.notes]
     place = place if {*PARTED} & {*notes} else None
-    if place and frame and place.file != frame.file:
-        parting = parting.replace(f" at line {place.line} (", f" at {place.short} (", 1)
+    if place and frame:
+        parting = placed(parting, place, frame.file)
     said = [f"{note} {parting}" if parting and note in PARTED else note for note in notes]
     own = [parting] if place else came
     if found.topic is not Topic.MISMATCHES:

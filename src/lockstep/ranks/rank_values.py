@@ -56,8 +56,9 @@ class Assigned:
 class Source:
     """A file: its functions, and what its names get, each looked for once. It is read as far as `left` allows."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, file: str = "") -> None:
         """Raises SyntaxError, ValueError or RecursionError for what can't be read."""
+        self.file = file
         self.tree, self.lines = ast.parse(text), text.splitlines()
         self.functions = [node for node in ast.walk(self.tree) if isinstance(node, Function)]
         self.left = MOST_PARTS
@@ -111,7 +112,7 @@ class Source:
     @classmethod
     def of(cls, file: str) -> Source:
         """The source of a file, as `linecache` has it. Raises SyntaxError, RecursionError, ValueError."""
-        return cls("".join(linecache.getlines(file)))
+        return cls("".join(linecache.getlines(file)), file)
 
     def home(self, line: int) -> Function | ast.Module:
         """The innermost function that a line is in, or the file's outermost code."""

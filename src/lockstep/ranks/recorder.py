@@ -88,12 +88,12 @@ SITES_AGAIN = 10_000  # So often a call says again where it comes from: of a lon
 _current: Recorder | None = None
 
 
-_loops: dict[tuple[int, int], tuple[CodeType, tuple[str, ...]]] = {}
+_loops: dict[tuple[int, int], tuple[CodeType, tuple[str, ...] | None]] = {}
 """What `_turns` has found, by the code's identity: to hash its content takes longer than a small all-reduce."""
 
 
-def _turns(code: CodeType, at: int) -> tuple[str, ...]:
-    """The variables of the innermost loop around this instruction; `for name, value in …` has two."""
+def _turns(code: CodeType, at: int) -> tuple[str, ...] | None:
+    """The variables of the innermost loop around this instruction; `for name, value in …` has two. None without a loop."""
     known = _loops.get((id(code), at))
     if known is None:
         if len(_loops) > MOST_LOOPS:
@@ -102,12 +102,14 @@ def _turns(code: CodeType, at: int) -> tuple[str, ...]:
     return known[1]
 
 
-def _variables(code: CodeType, at: int) -> tuple[str, ...]:
-    inner: list[dis.Instruction] = []
+def _variables(code: CodeType, at: int) -> tuple[str, ...] | None:
+    inner: list[dis.Instruction] | None = None
     every = list(dis.get_instructions(code))
     for number, one in enumerate(every):
         if one.opname == "FOR_ITER" and one.offset < at < one.argval:
             inner = every[number + 1 : number + 4]
+    if inner is None:
+        return None
     stores = [one for one in inner if one.opname.startswith(("STORE_", "UNPACK_"))]
     if inner[:1] != stores[:1] or not stores:
         return ()
@@ -117,9 +119,9 @@ def _variables(code: CodeType, at: int) -> tuple[str, ...]:
     return tuple(name for some in named for name in some if isinstance(name, str))
 
 
-def _turn(frame: FrameType) -> tuple[str, str] | None:
+def _turn(frame: FrameType, names: tuple[str, ...]) -> tuple[str, str] | None:
     """Which turn of its loop this function is in: the first variable that is a number or a text, and its value."""
-    for name in _turns(frame.f_code, frame.f_lasti):
+    for name in names:
         value = _value(frame, name)
         if type(value) in (bool, int, str):
             return name, repr(value)[:MOST_OF_A_VALUE]
@@ -369,11 +371,12 @@ class Recorder:
         libraries: list[str] = []
         folded = 0
         inside = reduce_op = ""
-        turn = None
+        turn = loop = None
         while frame is not None and len(users) <= CALLERS:
             file, name = frame.f_code.co_filename, frame.f_code.co_name
             if self.is_users(file):
-                turn = turn if users else _turn(frame)
+                if loop is None and (loop := _turns(frame.f_code, frame.f_lasti)):
+                    turn = _turn(frame, loop)
                 users.append((file, frame.f_lineno, name))
             elif not users:
                 if not reduce_op and file.endswith("distributed_c10d.py") and "op" in frame.f_code.co_varnames:

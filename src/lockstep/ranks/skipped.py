@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
+from itertools import pairwise, product
 
-from .branches import SURE, Parting, alike, header, in_words, loops_around, scopes, shared, why_of
+from .branches import SURE, Parting, alike, header, in_words, line_of, loops_around, scopes, shared, why_of
 from .places import IN_STEP, groups, part_of, said_of
-from .rank_values import Function, Scope, Source, TooLong, called_name
+from .rank_values import Function, Loop, Scope, Source, TooLong, called_name
 from .report import Collective, Frame, RankReport
 from .ways import CALLED_ANYWAY, LEAVES, Block, Leaves, Unsure, missing, plain_name, within
 from .words import names
@@ -88,31 +88,116 @@ def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> S
         return None
     one, other = sides
     common = shared(one, other)
-    files = {frame.file for chain in sides for frame in chain[common:]}
-    if len(files) != 1 or common in (len(one), len(other)):
+    if common in (len(one), len(other)) or one[common].file != other[common].file:
         return None
     try:
-        source = Source.of(files.pop())
+        source = Source.of(one[common].file)
         again = any(frame.file != one[common].file or loops_around(source.tree, frame.line) for frame in one[:common])
-        made, past = (one, other) if _is_next(one, other, common, calls, members, source, again) else (other, one)
+        before = _before(calls, members)
+        turn = _left(one, other, common, calls, before, source, again)
+        if turn:
+            made, past = turn.made, turn.past
+        else:
+            made, past = (
+                (one, other)
+                if _is_next(one, other, common, calls, before, source, again, len(members))
+                else (other, one)
+            )
         if calls[sides[made][0]].inside:  # DDP makes its calls at some turns only
             return None
+        either = ((made, past), (past, made))
+        # In code that runs once, who is at the earlier of two lines can't have missed the later one.
+        once = not again and not loops_around(source.tree, one[common].line, other[common].line)
         ways = [
-            [*_ways(source, mine[common:], theirs[common].line, sides[mine], sides[theirs], len(members), again)]
-            for mine, theirs in ((made, past), (past, made))
+            [*_ways(source, mine[common:], theirs[common].line, sides[mine], sides[theirs], len(members), again, turn)]
+            for mine, theirs in either[: 1 if once or turn else 2]
         ]
     except (Unsure, SyntaxError, RecursionError, TooLong, ValueError):
         return None
-    if not ways[0] or len({way.node for some in ways for way in some}) > 1:
+    if not ways[0] or len({place for some in ways for _, place in some}) > 1:
         return None
-    found = ways[0][0]
+    found, place = ways[0][0]
     call = calls[sides[made][0]]
-    aside = not found.leaves and source.home(found.node.lineno) is source.home(made[common].line)
+    aside = not found.leaves and place.file == source.file and source.home(place.line) is source.home(made[common].line)
     usual = not aside and len(sides[made]) >= len(sides[past])
-    parting, place = in_words(found, source, past=True), Frame(made[common].file, found.node.lineno)
+    parting = in_words(found, Source.of(place.file), past=True)
     return Skip(
         call, part_of(call, len(members)), sides[made], sides[past], parting, place, made[common], past[common], usual
     )
+
+
+def _before(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> dict[int, list[Collective]]:
+    """What each rank had called before: in all groups, but no messages."""
+    return {
+        report.rank: [
+            call for call in report.collectives
+            if call.number < calls[report.rank].number and not call.is_point_to_point
+        ]
+        for report in members if report.rank in calls
+    }  # fmt: skip
+
+
+def _last(before: Mapping[int, Sequence[Collective]]) -> Chain:
+    """The last call that the ranks had made, as far as they came to it alike."""
+    last = [mine[-1].chain if mine else () for mine in before.values()]
+    return reduce(lambda some, more: some[: shared(some, more)], last)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of a loop, or call of a function, that those who are `past` have left, and in which others `made` their call."""
+
+    made: Chain
+    past: Chain
+    body: Sequence[ast.stmt]
+    leaves: Leaves
+
+
+def _left(
+    one: Chain,
+    other: Chain,
+    common: int,
+    calls: Mapping[int, Collective],
+    before: Mapping[int, Sequence[Collective]],
+    source: Source,
+    again: bool,
+) -> Turn | None:
+    """The turn in which all had made their last call, if one side has left it, and the other is in the rest of it."""
+    there, home = _last(before), source.home(one[common].line)
+    if len(there) <= common or there[:common] != one[:common] or source.home(there[common].line) is not home:
+        return None
+    inner = loops_around(home, there[common].line)
+    for made, past in ((one, other), (other, one)):
+        around, outside = (loops_around(home, side[common].line) for side in (made, past))
+        later = made[common].line > there[common].line or _is_ahead(there, made, common)
+        if (
+            inner
+            and around == inner
+            and outside == inner[:-1]
+            and later
+            and past[common].line > (inner[-1].end_lineno or 0)
+        ):
+            return Turn(made, past, inner[-1].body, (ast.Continue, ast.Break))
+        # An inner loop has ended and begun anew: its first turns come again.
+        if inner and outside == inner and around == inner[:-1] and made[common].line > (inner[-1].end_lineno or 0):
+            last = {mine[-1].turn for mine in before.values()}
+            new = {call.turn for call in calls.values() if call.chain == past}
+            if all(_is_anew(inner[-1], *turns) for turns in product(last, new)) and (around or again):
+                body = around[-1].body if around else home.body
+                return Turn(made, past, body, (ast.Continue,) if around else (ast.Return,))
+    return None
+
+
+def _is_anew(loop: Loop, last: tuple[str, str] | None, new: tuple[str, str] | None) -> bool:
+    """Whether the loop has begun again between two calls in its turns."""
+    over = loop.iter if isinstance(loop, ast.For) else None
+    counts_up = isinstance(over, ast.Call) and called_name(over) in ("range", "enumerate") and len(over.args) < 3
+    if not isinstance(loop, ast.For) or not counts_up or last is None or new is None:
+        return False
+    if not last[1].isdigit() or not new[1].isdigit():
+        return False
+    counts = any(isinstance(part, ast.Name) and part.id == last[0] == new[0] for part in ast.walk(loop.target))
+    return counts and int(new[1]) <= int(last[1])
 
 
 def _is_next(
@@ -120,20 +205,13 @@ def _is_next(
     other: Chain,
     common: int,
     calls: Mapping[int, Collective],
-    members: Sequence[RankReport],
+    before: Mapping[int, Sequence[Collective]],
     source: Source,
     again: bool,
+    size: int,
 ) -> bool:
     """Whether, after all that the ranks had called before, `one` was due rather than `other`. Raises Unsure."""
-    before = {
-        report.rank: [
-            call for call in report.collectives
-            if call.number < calls[report.rank].number and not call.is_point_to_point
-        ]
-        for report in members if report.rank in calls
-    }  # fmt: skip
-    last = [mine[-1].chain if mine else () for mine in before.values()]
-    there = reduce(lambda some, more: some[: shared(some, more)], last)
+    there = _last(before)
     home, lines = source.home(one[common].line), [one[common].line, other[common].line]
     if len(there) > common and there[:common] == one[:common]:
         # They parted after one line: who goes on from there to the later of the two comes past the other.
@@ -146,7 +224,7 @@ def _is_next(
             return (later[0], lines[0]) < (later[1], lines[1])
     if any(call.inside for call in calls.values()):
         raise Unsure
-    scope = Scope(source, len(members), home if isinstance(home, Function) else None)
+    scope = Scope(source, size, home if isinstance(home, Function) else None)
     for early, late in () if again else ((one, other), (other, one)):
         # In a plain loop all make the same turns: of those who are past it, some have missed a call if they made fewer.
         loops = loops_around(home, early[common].line)
@@ -177,20 +255,28 @@ def _is_ahead(made: Chain, call: Chain, common: int) -> bool:
 
 
 def _ways(
-    source: Source, frames: Sequence[Frame], there: int, made: list[int], past: list[int], size: int, again: bool
-) -> Iterator[Parting]:
-    """The `if`s by which those that are `past` may have missed the call that the frames led to, on the way to line `there`.
+    source: Source,
+    frames: Sequence[Frame],
+    there: int,
+    made: list[int],
+    past: list[int],
+    size: int,
+    again: bool,
+    turn: Turn | None,
+) -> Iterator[tuple[Parting, Frame]]:
+    """How those that are `past` may have missed the call that the frames led to, on the way to line `there`; the places.
 
     Raises Unsure if there may be other ways. `again`: the function where they parted may be called again.
     """
-    homes = [source.home(frame.line) for frame in frames]
-    functions = [home for home in homes[1:] if not isinstance(home, ast.Module)]
-    if homes[0] is not source.home(there) or len(functions) < len(homes) - 1:
+    if source.home(frames[0].line) is not source.home(there):
         raise Unsure
-    for depth, (frame, scope) in enumerate(zip(frames, scopes(source, frames, size), strict=True)):
+    through = scopes(source, frames, size)
+    for depth, (frame, scope) in enumerate(zip(frames, through, strict=True)):
         body: Sequence[ast.stmt] = scope.home.body
         leaves: Leaves = (ast.Return,)
-        if depth == 0:
+        if depth == 0 and turn:
+            body, leaves, there = turn.body, turn.leaves, 0
+        elif depth == 0:
             # Those that are past are in this function: only a new turn of a loop is a way there, or a new call of it.
             loops = loops_around(scope.home, frame.line, there)
             leaves = LEAVES if len(loops) > 1 or again else (ast.Continue,)
@@ -202,10 +288,9 @@ def _ways(
         for node, taken in missing(body, frame.line, leaves, 0 if depth else there):
             if alike(node, scope) or not _may(node, taken, scope, past):
                 continue
-            if not isinstance(node, ast.If) or _communicates(node.body if taken else node.orelse, source):
-                raise Unsure
-            yield Parting(node, made, past, taken, SURE, why_of(node.test, scope, made, past))
-        _surely_calls(scope, frame.line, functions[depth] if depth < len(functions) else None)
+            found = _parting(node, taken, scope, made, past)
+            yield found, Frame(scope.source.file, line_of(found))
+        _surely_calls(scope, frame.line, *through[depth + 1 : depth + 2])
 
 
 def may_skip(call: Collective) -> list[str]:
@@ -214,43 +299,60 @@ def may_skip(call: Collective) -> list[str]:
     if found is None:
         return []
     node, taken, scope = found
+    if isinstance(node, ast.Try):
+        return []
     does = "takes" if taken else "does not take"
     return [f"{MAY_SKIP} {does} the branch {header(node, scope.source)} skips this call."]
 
 
-def only_way(call: Collective, made: list[int], past: list[int]) -> Parting | None:
-    """The `if` by which those that are `past` must have skipped a call that others made; None if it isn't certain."""
-    found = _only(call, past)
-    if found is None:
+def only_way(call: Collective, level: int, made: list[int], past: list[int]) -> tuple[Parting, Frame] | None:
+    """What must have led those that are `past` beyond a call that others made, in one turn of a loop; None if unsure.
+
+    The loop is around the frame at this level of the call's chain.
+    """
+    found = _only(call, past, level)
+    if found is None or call.via:  # a library may come to this line and not call
         return None
     node, taken, scope = found
-    if call.via or (
-        call.inside and (call.inside not in IN_STEP or any("no_sync" in one for one in scope.source.lines))
+    if call.inside and (call.inside not in IN_STEP or any("no_sync" in one for one in scope.source.lines)):
+        return None
+    try:
+        parting = _parting(node, taken, scope, made, past)
+    except Unsure:
+        return None
+    return parting, Frame(scope.source.file, line_of(parting))
+
+
+def _parting(node: Block, taken: bool, scope: Scope, made: list[int], past: list[int]) -> Parting:
+    """That those who are `past` came there by this statement. Raises Unsure if they may have called something there."""
+    if isinstance(node, ast.Try) and not _communicates(
+        [one for some in node.handlers for one in some.body], scope.source
     ):
-        return None  # a library may come to this line and not call
+        return Parting(node, made, past, taken, SURE)
+    if not isinstance(node, ast.If) or _communicates(node.body if taken else node.orelse, scope.source):
+        raise Unsure
     return Parting(node, made, past, taken, SURE, why_of(node.test, scope, made, past))
 
 
-def _only(call: Collective, ranks: Sequence[int]) -> tuple[ast.If, bool, Scope] | None:
-    """The only `if` by which these ranks can skip a call in a turn of its loop, or of its function, and if they take it."""
-    if call.frame is None:
-        return None
+def _only(call: Collective, ranks: Sequence[int], level: int = -1) -> tuple[Block, bool, Scope] | None:
+    """The only statement by which these ranks can skip a call in a turn of its loop, or of its function, and if they take it."""
+    frames = call.chain[level:]
+    ways = []
     try:
-        source = Source.of(call.frame.file)
-        home = source.home(call.frame.line)
-        loops = loops_around(home, call.frame.line)
-        body = loops[-1].body if loops else home.body
-        scope = Scope(source, len(call.members), home if isinstance(home, Function) else None)
-        leaves: Leaves = (ast.Continue,) if loops else (ast.Return,)
-        ways = [
-            (node, taken) for node, taken in missing(body, call.frame.line, leaves, 0)
-            if not alike(node, scope) and _may(node, taken, scope, ranks)
-        ]  # fmt: skip
-    except (Unsure, SyntaxError, RecursionError, TooLong, ValueError):
+        through = scopes(Source.of(frames[0].file), frames, len(call.members))
+        for depth, (frame, scope) in enumerate(zip(frames, through, strict=True)):
+            loops = loops_around(scope.home, frame.line) if depth == 0 else []
+            body = loops[-1].body if loops else scope.home.body
+            leaves: Leaves = (ast.Continue,) if loops else (ast.Return,)
+            ways += [
+                (node, taken, scope) for node, taken in missing(body, frame.line, leaves, 0)
+                if not alike(node, scope) and _may(node, taken, scope, ranks)
+            ]  # fmt: skip
+            if depth + 1 < len(frames):
+                _surely_calls(scope, frame.line, through[depth + 1])
+    except (Unsure, SyntaxError, RecursionError, TooLong, ValueError, IndexError):
         return None
-    if len(ways) != 1 or not isinstance(node := ways[0][0], ast.If):
-        return None
-    return node, ways[0][1], scope
+    return ways[0] if len(ways) == 1 and not isinstance(ways[0][0], Loop) else None
 
 
 def _may(node: Block, taken: bool, scope: Scope, ranks: Sequence[int]) -> bool:
@@ -266,8 +368,9 @@ def _communicates(block: Sequence[ast.stmt], source: Source) -> bool:
     return any(re.search(r"\b(dist|distributed)\.", ast.unparse(node)) for node in (*calls, *own))
 
 
-def _surely_calls(scope: Scope, line: int, function: Function | None) -> None:
-    """Raises Unsure unless all that come to this line call this function; None is one that is not of the file."""
+def _surely_calls(scope: Scope, line: int, below: Scope | None = None) -> None:
+    """Raises Unsure unless all that come to this line call what led to the scope `below`; without one, anything."""
+    function = below.home if below else None
     parts = [
         part
         for one in ast.walk(scope.home)
@@ -276,29 +379,34 @@ def _surely_calls(scope: Scope, line: int, function: Function | None) -> None:
         for part in ast.walk(child)
     ]
     calls = [part for part in parts if isinstance(part, ast.Call)]
-    calls = [one for one in calls if function is None or called_name(one) == function.name]
+    calls = [one for one in calls if function is None or called_name(one) == getattr(function, "name", "")]
     if any(isinstance(part, MAYBE_NOT) and not {*calls}.isdisjoint(ast.walk(part)) for part in parts):
         raise Unsure
-    if function is None:
+    if below is None:
         return
-    named = [one for one in scope.source.functions if one.name == function.name]
+    if not isinstance(function, ast.FunctionDef):
+        raise Unsure
+    named = [one for one in below.source.functions if one.name == function.name]
     wraps = map(plain_name, function.decorator_list)
     generates = any(isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(function))
     if len(calls) != 1 or len(named) != 1 or {*wraps} - {*CALLED_ANYWAY} or generates:
         raise Unsure
-    if isinstance(function, ast.AsyncFunctionDef) or not _is_its_own(calls[0].func, function, scope):
+    if not _is_its_own(calls[0].func, function, scope, below.source):
         raise Unsure
 
 
-def _is_its_own(called: ast.expr, function: Function, scope: Scope) -> bool:
-    """Whether this is the function by its name, or a method of `self` or of an object whose class the code names."""
+def _is_its_own(called: ast.expr, function: Function, scope: Scope, source: Source) -> bool:
+    """Whether this is the function by its name or its module's, or a method of `self` or of an object whose class is named.
+
+    `source` is the function's.
+    """
     if isinstance(called, ast.Name):
         return not scope.assigned(called.id)
     if not (isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name)):
         return False
-    classes = [
-        node.name for node in ast.walk(scope.source.tree) if isinstance(node, ast.ClassDef) and function in node.body
-    ]
     made = [one.value for one in scope.assigned(called.value.id)]
+    if not made and source is not scope.source and function in source.tree.body:
+        return True
+    classes = [node.name for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef) and function in node.body]
     known = all(isinstance(one, ast.Call) and called_name(one) in classes for one in made)
     return called.value.id == "self" or bool(made and known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from .rank_values import Function, Loop
+from .rank_values import Function, Loop, called_name
 
 LEAVES = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 Block = ast.If | Loop | ast.Try
@@ -32,6 +32,15 @@ def missing(block: Sequence[ast.stmt], line: int, leaves: Leaves, there: int) ->
         if not within([one], line):
             yield from _leaving(one, leaves)
             continue
+        if isinstance(one, ast.Try) and within(one.body, line):
+            if there and any(
+                within(some, there) for some in (one.orelse, one.finalbody, *(each.body for each in one.handlers))
+            ):
+                raise Unsure
+            if swallowing(one) and not (there and within(one.body, there)):
+                yield one, True
+            yield from missing(one.body, line, leaves, there)
+            return
         if isinstance(one, (Function, ast.ClassDef)) or hasattr(one, "handlers") or hasattr(one, "cases"):
             raise Unsure
         arms = [getattr(one, name, []) for name in ("body", "orelse")]
@@ -52,7 +61,12 @@ def _leaving(one: ast.stmt, leaves: Leaves) -> Iterator[tuple[Block, bool]]:
         return
     if isinstance(one, Loop):
         leaves = tuple(kind for kind in leaves if kind in (ast.Return, ast.Raise))
-    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+    for handler in getattr(one, "handlers", []):
+        for inner in handler.body:
+            yield from (
+                [(one, True)] if isinstance(inner, leaves) and isinstance(one, ast.Try) else _leaving(inner, leaves)
+            )
+    for name in ("body", "orelse", "finalbody", "cases"):
         for inner in getattr(one, name, []):
             if not isinstance(inner, leaves):
                 yield from _leaving(inner, leaves)
@@ -60,6 +74,17 @@ def _leaving(one: ast.stmt, leaves: Leaves) -> Iterator[tuple[Block, bool]]:
                 yield one, name == "body"
             else:
                 raise Unsure
+
+
+def swallowing(one: ast.Try) -> list[ast.ExceptHandler]:
+    """The `except`s after which the code goes on."""
+    return [handler for handler in one.handlers if not ends(handler.body[-1])]
+
+
+def ends(one: ast.stmt) -> bool:
+    """True for what raises an error or ends the process."""
+    call = one.value if isinstance(one, ast.Expr) else None
+    return isinstance(one, ast.Raise) or (isinstance(call, ast.Call) and called_name(call) in ("exit", "_exit", "quit"))
 
 
 def may_catch(home: ast.AST, line: int) -> bool:
