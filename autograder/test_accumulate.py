@@ -208,7 +208,7 @@ def test_memory(grader: Grader) -> None:
             grader.fail("one-big-batch", said, of=[rank], at=r"cat\( || stack\( || " + FORWARD)
         most = max(played.numbers(rank, EQUAL, "held"), default=0)
         if most:
-            said = f"In a forward of rank {rank} it still held the activations of {most} micro-batches before: no backward had freed them."
+            said = f"During one forward, rank {rank} still held the activations of {most} earlier micro-batches: no backward had freed them."
             grader.fail("keeps-all-graphs", said, of=[rank], at=r"retain_graph || " + BACKWARD)
 
 
@@ -233,7 +233,7 @@ def judge_traffic(grader: Grader, played: Played, number: int, rank: int) -> Non
         none = f"{held} sent {f'{total} of its' if total else 'none of its'} {PAYLOAD} bytes of gradients."
         said = f"{none} After it the ranks' parameters are up to {apart:.2g} apart."
         if "ddp" not in seen:
-            said += " The model ran, and never through the DDP wrapper."
+            said += " The forward never went through the DDP wrapper."
             grader.fail("bypasses-ddp", said, of=everybody, at=r"\.module || " + FORWARD)
         grader.fail("never-synchronizes", said, of=everybody, at=SYNC)
     if total < 1.5 * PAYLOAD:
@@ -301,7 +301,7 @@ def test_iterator(grader: Grader) -> None:
     played = play(grader, "once", ONCE, once=True)
     for number, sizes in enumerate(ONCE[0]):
         met = len(played.numbers(0, number, "forward"))
-        said = f"A generator gave {say_sizes(sizes)}, and the model met {met} of {len(sizes)}: the rest had been read before."
+        said = f"A generator gave {say_sizes(sizes)}, and the model saw only {met} of {len(sizes)}: the code had already read the rest."
         grader.fail_on(range(WORLD) if met < len(sizes) else (), "needs-a-sequence", said, at=LOOP)
         judge_gradient(grader, played, number)
     judge_empty(grader, "iterator")

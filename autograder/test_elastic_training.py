@@ -95,7 +95,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
 
 
 def test_trains(grader: Grader) -> None:
-    """undisturbed, it trains: that many steps, each on the whole batch, and no sample twice in an epoch"""
+    """without interruption, it takes `steps` steps on whole batches, and no sample twice in an epoch"""
     run = through(grader)
     job(grader).deals(run)
     what = f"All {TOTAL} steps were made. What train returned"
@@ -118,10 +118,8 @@ def test_gradient(grader: Grader) -> None:
         bad = wrong_ranks(got, gradient, LOOSE)
         factor = factor_of(got[bad[0]], gradient, LOOSE) if bad else None
         long = f" It is {factor:.2f} times as long." if factor else ""
-        what = (
-            f"In step {number + 1} the optimizer of {{ranks}} was given another gradient than that of the mean over the"
-        )
-        what = f"{what} {BATCH} samples, up to {apart(got[bad[0]] if bad else gradient, gradient)} away.{long}"
+        what = f"In step {number + 1} the optimizer of {{ranks}} got a gradient that differs from that of the mean over the"
+        what = f"{what} {BATCH} samples by up to {apart(got[bad[0]] if bad else gradient, gradient)}.{long}"
         at = r"DistributedDataParallel\(|DDP\( || backward || " + TRAIN
         grader.fail_on(bad, "wrong-gradient-of-the-batch", what, at=at)
 

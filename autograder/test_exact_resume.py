@@ -109,7 +109,7 @@ def test_trains(grader: Grader) -> None:
                    lambda: Each(dealt(seed, WORLD, BATCH, own=1))),
     ]  # fmt: skip
     batches = [[step["samples"] for step in call["steps"]] for call in through]
-    what = f"Of the samples of {TOTAL} steps, one"
+    what = f"The list of samples in {TOTAL} steps"
     grader.explain(what, batches, Each(dealt(seed, WORLD, BATCH)), mistakes, otherwise="loses-its-place", at=ORDER)
     draws = [call["steps"][0]["draws"] for call in through]
     for at, generator in enumerate(GENERATORS):
@@ -134,7 +134,7 @@ def judge_steps(grader: Grader, calls: list[dict[str, Any]]) -> None:
         ("scale", "the scale of the loss", [3.0 * 1.3 ** (step // 3) for step in range(TOTAL)]),
     ):
         seen = [[float(step[key]) for step in call["steps"]] for call in calls]
-        says = f"Of {TOTAL} steps and {what} in each, one"
+        says = f"In {TOTAL} steps, {what}"
         at = r"train_step\( || \.step\(|\.backward\( || " + TRAIN
         grader.explain(says, seen, right, otherwise="not-by-train-step", at=at)
 
@@ -215,9 +215,7 @@ def judge_place(grader: Grader, case: Case) -> None:
         seen = [step["samples"] for step in call["steps"]]
         if seen == left:
             continue
-        where = (
-            f"It made {len(seen)} steps, and {len(left)} were left. Of their samples, one is {difference(seen, left)}."
-        )
+        where = f"It took {len(seen)} steps; {len(left)} were left. Its samples were {difference(seen, left)}."
         lost = Hypothesis("loses-its-place", where, None, ORDER)
         found = fitting([seen[:1]], places(case, rank)) or lost
         began = f"rank {rank} continued with {f'the samples {seen[0]}' if seen else 'nothing'}"
@@ -318,7 +316,7 @@ def judge_random_numbers(grader: Grader, case: Case) -> None:
         who = GENERATORS[wrong[0]]
         drew = f"rank {rank} drew {got[0, wrong[0]]:.6f} from {who}, where it had been {right[0, wrong[0]]:.6f}"
         left = Hypothesis(
-            "random-state-forgotten", f"Not put back: {', '.join(GENERATORS[at] for at in wrong)}.", None, RANDOM
+            "random-state-forgotten", f"Not restored: {', '.join(GENERATORS[at] for at in wrong)}.", None, RANDOM
         )
         found = fitting([got[:2, wrong[0]]], sources(case, rank, wrong), EXACT) or left
         what = f"{case.interrupted}: in step {case.stop + 1} {drew}. {found.says} {case.cost}"
@@ -336,7 +334,7 @@ def judge_loading(grader: Grader) -> None:
 
 @pytest.mark.needs("test_state", "test_random_numbers")
 def test_bits(grader: Grader) -> None:
-    """on two ranks it ends with the bits of a training that ran through"""
+    """on two ranks it ends bit for bit like an uninterrupted run"""
     for case in cases(grader):
         judge_bits(grader, case)
 

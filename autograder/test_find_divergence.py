@@ -143,7 +143,7 @@ BITS: list[tuple[str, str, Change, float, str]] = [
 
 @pytest.mark.needs("test_parameter")
 def test_bits(grader: Grader) -> None:
-    """compares bits: the last one of a half, an integer above 2**53, -0.0 against 0.0"""
+    """compares bits: a bfloat16's last bit, an integer above 2**53, -0.0 and 0.0"""
     random = grader.random("bits")
     changes = [
         what | {"kind": kind, "name": name, "rank": 1, "at": random.randrange(3)} for kind, name, what, *_ in BITS
@@ -177,7 +177,7 @@ def test_bits(grader: Grader) -> None:
 
 @pytest.mark.needs("test_kinds")
 def test_missing(grader: Grader) -> None:
-    """takes it for a difference when only some ranks have a gradient, or a state"""
+    """reports a gradient or a state that only some ranks have"""
     changes: list[Change] = [
         {"do": "drop gradient", "rank": 1, "name": "encoder.bias"},
         {"do": "drop state", "rank": 2, "name": "decoder.weight"},

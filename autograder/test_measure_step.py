@@ -143,7 +143,7 @@ def test_repeats(grader: Grader) -> None:
 
 @pytest.mark.needs("test_repeats")
 def test_minimum(grader: Grader) -> None:
-    """of the repeats the minimum counts"""
+    """returns the minimum over the repeats"""
     judge_times(grader, noisy(grader))
 
 
@@ -161,8 +161,8 @@ def test_alternates(grader: Grader) -> None:
             said = " ".join("with" if kind == "step" else "without" for kind in counted)
             grader.fail(
                 "not-alternating",
-                f"Rank {rank} made {longest} steps of one kind in a row: {said}. A machine that gets slower meanwhile shows "
-                "as communication, or as less than none.",
+                f"Rank {rank} made {longest} steps of one kind in a row: {said}. If the machine slows down meanwhile, that "
+                "looks like communication, or like negative communication.",
                 of=[rank],
                 at=LOOP,
             )

@@ -123,8 +123,8 @@ def judge_precision(grader: Grader, played: Played) -> None:
             *(("dtype-hard-coded", f"the {layer} layer of {{ranks}} computed in {types[0][layer]}.",
                hard_coded, [one[layer] != wanted for one in types]) for layer in ("first", "last")),
             ("ignores-loss-fn", "{ranks} never called loss_fn.", r"cross_entropy || " + BACKWARD, [not one["loss"] for one in types]),
-            ("loss-in-half", f"the loss of {{ranks}} is a {types[0]['loss']}: with an output in {wanted}, loss_fn was called where autocast "
-             "no longer looked after it.", r"loss_fn\( || " + AUTOCAST, [one["loss"] != "float32" for one in types]),
+            ("loss-in-half", f"the loss of {{ranks}} is a {types[0]['loss']}: the output was {wanted}, and loss_fn was called outside "
+             "autocast.", r"loss_fn\( || " + AUTOCAST, [one["loss"] != "float32" for one in types]),
             ("backward-under-autocast", f"autocast was still on in the backward of {{ranks}}. The model has a layer that computes in float32, "
              f"and its gradient was computed in {wanted}.", BACKWARD, [one["autocast_in_backward"] for one in seen]),
         ]  # fmt: skip
@@ -139,7 +139,7 @@ def judge_traffic(grader: Grader, played: Played, step: int) -> None:
         carried = played.sent(rank, step)
         total = sum(one.nbytes for one in carried)
         if not marks and total < PAYLOAD / 2:
-            said = f"Rank {rank} ran the model, and never through the DDP wrapper: none of its {PAYLOAD} bytes of gradients was sent."
+            said = f"Rank {rank}'s forward never went through the DDP wrapper: none of its {PAYLOAD} bytes of gradients was sent."
             grader.fail("bypasses-ddp", said, of=[rank], at=r"\.module || " + FORWARD)
         narrow = [one for one in carried if one.dtype != "float32"]
         said = f"In step {step} rank {rank} put gradients of {narrow[0].dtype} into a collective." if narrow else ""

@@ -60,7 +60,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
 
 def returned(grader: Grader, found: dict[str, Any], what: str, rank: int = 0, at: str = FUNCTION) -> list[str]:
     """The lines of one call, which returned what it should."""
-    said = f"{what}, and preflight ended in {found['raised']}. What goes wrong belongs in the list: an error on one rank leaves the others uninformed."
+    said = f"{what}, and preflight ended in {found['raised']}. Return problems as lines: if one rank raises, the others don't learn of it."
     grader.fail_on([rank] if found["raised"] else [], "raises-instead", said, at=at)
     if found["type"]:
         said = f"preflight returned a {found['type']} on rank {rank}, not a list of lines."
@@ -124,7 +124,7 @@ def everybody_says(grader: Grader, lines: dict[int, list[str]], says: Callable[[
     """The ranks don't agree on something, and every rank's lines have to say on what."""
     silent = [rank for rank, own in lines.items() if not says(own)]
     if silent:
-        said = f"{what}. {names(silent).capitalize()}: {lines[silent[0]][0][:200]!r}"
+        said = f"{what}. Every rank's lines must say so; {names(silent)} got {lines[silent[0]][0][:200]!r}"
         grader.fail("disagreement-overlooked", said, of=silent, at=SHARED)
 
 

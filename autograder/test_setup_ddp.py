@@ -112,7 +112,7 @@ def look_at_environment(grader: Grader, run: Run, label: str = "written") -> Non
 
 
 def test_joins_under_torchrun(grader: Grader) -> None:
-    """joins all ranks under torchrun, and leaves what it set alone"""
+    """joins all ranks under torchrun, without changing its variables"""
     look_at_group(grader, under_torchrun(grader))
     look_at_environment(grader, under_torchrun(grader))
 

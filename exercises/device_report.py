@@ -1,6 +1,6 @@
 """Exercise device_report: say where each tensor is, and how to move one that is on the wrong device.
 
-Chapter 3, “Devices”. To see it at work, no GPU needed (the "meta" device stands in for one):
+Chapter 3, "Devices". To see it at work, no GPU needed (the "meta" device stands in for one):
 
     python exercises/device_report.py
 """

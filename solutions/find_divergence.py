@@ -1,6 +1,6 @@
 """Exercise find_divergence: which tensor differs between ranks, on which ranks, by how much, and since which step.
 
-Chapter 3, “Silent divergence”. To see it at work on three ranks:
+Chapter 3, "Silent divergence". To see it at work on three ranks:
 
     torchrun --nproc-per-node=3 exercises/find_divergence.py
 """

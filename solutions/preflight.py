@@ -1,6 +1,6 @@
 """Exercise preflight: can this job start? Every rank asks, before anything expensive happens.
 
-Chapter 3, “Preflight”. It is also a program, and exits with status 1 if there is a problem:
+Chapter 3, "Preflight". It is also a program, and exits with status 1 if there is a problem:
 
     torchrun --nproc-per-node=2 exercises/preflight.py
 """

@@ -137,12 +137,12 @@ def judge_diagnosis(grader: Grader, case: Case, refuted: dict[str, str] | None =
         against = (refuted or {}).get(str(cause), "")
         grader.fail(
             "wrong-cause",
-            f"CAUSE is {cause!r}, and that is not it. {against or f'Run {command} again and ask what the ranks do differently.'}",
+            f"CAUSE is {cause!r}, which is not the cause. {against or f'Run {command} again and ask what the ranks do differently.'}",
             at=r"^CAUSE",
         )
     right = case.rank(ticket)
     if rank != right:
-        what = "and no single rank is to blame" if right == "all" else "and another is to blame"
+        what = "but no single rank is at fault" if right == "all" else "but a different rank is at fault"
         if rank == "all":
             what = 'but "all" is for what every rank does in the same way: one rank alone is at fault'
         grader.fail("wrong-rank", f"RANK is {rank!r}, {what} under your ticket, {ticket}.", at=r"^RANK")
@@ -230,7 +230,7 @@ def treat_widely(
         except Failed as failed:
             found = failed.diagnosis
             message = (
-                f"Under ticket {mine}, on {case.ranks} ranks, the job ends; {when}, it is as before. {found.message}"
+                f"Under ticket {mine}, on {case.ranks} ranks, the job ends; {when}, it is still broken. {found.message}"
             )
             halfway = grader.diagnosis("mended-halfway", message, evidence=found.proof, of=found.ranks, at=NUMBERED)
             if found.source:

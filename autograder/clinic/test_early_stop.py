@@ -27,7 +27,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         return None
     first = [rank for rank, count in enumerate(took) if count == min(took)]
     rest = [rank for rank in range(len(took)) if rank not in first]
-    seen = f"{names(first).capitalize()} stopped after {min(took)} steps, and {names(rest)} had not decided so: {cause.headline}"
+    seen = f"{names(first).capitalize()} stopped after {min(took)} steps, but {names(rest)} had not decided to stop: {cause.headline}"
     return unmended(grader, run, seen, STOP, first)
 
 

@@ -58,8 +58,8 @@ def _judge_training(grader: Grader, run: Run) -> None:
     if min(off.values()) > CLOSE:
         grader.fail(
             "symptom-hidden",
-            f"The ranks are equal at the end, and yet it is not the model that weight decay {USUAL} gives, nor that of {ODD}: "
-            f"it is off by {off[USUAL]:.2g} and {off[ODD]:.2g}. The replicas were made equal after they had parted.",
+            f"The ranks are equal at the end, but the model differs from that of weight decay {USUAL} by {off[USUAL]:.2g} and from "
+            f"that of {ODD} by {off[ODD]:.2g}: the replicas were made equal after they had diverged.",
             at=r"broadcast || all_reduce || lr || " + WHERE,
         )
     if any(one != told[0] for one in told) and min(copies) >= STEPS:

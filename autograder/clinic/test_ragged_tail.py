@@ -76,7 +76,7 @@ def _judge_training(grader: Grader, run: Run, micro: int) -> None:
     grader.fail(
         "symptom-hidden",
         f"The ranks are equal at the end, and yet the model is off by {off:.2g} from what groups of {GROUP} with averaged gradients "
-        "give: the replicas were made equal after they had parted.",
+        "give: the replicas were made equal after they had diverged.",
         at=r"broadcast || all_reduce || " + WHERE,
     )
 

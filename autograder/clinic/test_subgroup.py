@@ -101,11 +101,11 @@ def _teams(grader: Grader, run: Run, world_size: int) -> None:
             grader.fail(
                 "symptom-hidden",
                 f"No rank waits any more, because rank {rank} of {world_size} trains alone: "
-                f"it has not the model of its team mate, rank {mate}.",
+                f"it doesn't have its teammate's model, rank {mate}'s.",
                 of=[rank],
                 at=r"if .*(get_rank|rank in) || all_reduce || " + TEAM,
             )
-        same = "has the model of" if torch.equal(weight, weights[mate]) else "has not the model of"
+        same = "has the model of" if torch.equal(weight, weights[mate]) else "doesn't have the model of"
         grader.fail(
             "another-illness",
             f"It ends, but of {world_size} ranks rank {rank} {same} its team mate, rank {mate}, "

@@ -31,9 +31,9 @@ def say(found: dict[str, Any]) -> str:
     if came == ERROR:
         return f"raised {brief(found['error'].removesuffix(': '))}"
     if came == NO_STATE:
-        return f"returned something that is no such state ({found['loaded']})"
+        return f"returned something that is not a saved state ({found['loaded']})"
     if came == MIXTURE:
-        return f"returned a state with numbers of save {' and of save '.join(f'{n:g}' for n in found['loaded'])} in it"
+        return f"returned a mixture of save {' and save '.join(f'{n:g}' for n in found['loaded'])}"
     return "returned None" if came is None else f"returned save {came}"
 
 

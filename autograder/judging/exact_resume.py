@@ -65,7 +65,7 @@ class Case:
         apart = (self.calls[0]["weights"] - self.through[0]["weights"]).abs().max().item()
         said = f"the loss differs from step {first} on" if first else "no loss differs"
         end = f"max |Δw| is {apart:.1e}" if apart else "the weights are equal"
-        return f"Against the training that ran through, {said}, and at the end {end}."
+        return f"Compared with the uninterrupted training, {said}; at the end {end}."
 
     @property
     def interrupted(self) -> str:
@@ -93,7 +93,7 @@ def places(case: Case, rank: int) -> Iterator[Hypothesis]:
     if epoch:
         yield Hypothesis("starts-over", "It is step 1 of the whole training.", step(0), LOADING)
     if place:
-        twice = f"With these epoch {epoch} had started {place} steps before: they are learned from twice."
+        twice = f"Epoch {epoch} started with these, {place} steps before the interruption: they are used twice."
         yield Hypothesis("epoch-restarted", twice, step(epoch * STEPS), ORDER)
         never = (
             f"They are the first of the next epoch: the last {STEPS - place} batches of epoch {epoch} are never seen."
@@ -119,7 +119,7 @@ def sources(case: Case, rank: int, wrong: list[int]) -> Iterator[Hypothesis]:
     left = ", ".join(GENERATORS[one] for one in wrong)
     stream = torch.cat([step["draws"][:, at] for step in steps])
     begins = [sum(len(step["samples"]) for step in steps[:number]) for number in range(len(steps) + 1)]
-    says = f"It is the first number of the whole training again. Seeded, and not put back: {left}."
+    says = f"It is the first number of the whole training again. Seeded again instead of restored: {left}."
     yield Hypothesis("random-state-forgotten", says, stream[:2], RANDOM)
     if who != "torch" and begins[case.stop] % 2:
         kept = "gauss_next" if who == "random" else "has_gauss and cached_gaussian"

@@ -100,7 +100,7 @@ class Job:
         """
         steps, undisturbed = run.observed("steps"), full.observed("steps")
         everyone, lines = range(len(steps)), self.lines
-        told = f"{after} The next start should have gone on after step {wanted}"
+        told = f"{after} The next start should have continued after step {wanted}"
         if not steps[0]:
             what = f"{told}; it made no step."
             return self.grader.fail_on(
@@ -132,7 +132,7 @@ class Job:
             ),
         ]
         of_samples = [
-            Hypothesis("trains-on-after-the-end", f"It did, and then made {len(steps[0])} steps.", wanted, lines.counting),
+            Hypothesis("trains-on-after-the-end", f"It did, but took {len(steps[0])} steps, more than were left.", wanted, lines.counting),
             Hypothesis("off-by-one-step", f"It trained on the samples of step {wanted} again.", wanted - 1, lines.counting),
             Hypothesis("off-by-one-step", f"It left out the samples of step {wanted + 1}.", wanted + 1, lines.counting),
             Hypothesis("epoch-restarted", "It started with the first samples of the epoch.", wanted // self.epoch * self.epoch, lines.order),
@@ -162,7 +162,7 @@ class Job:
                 if one and (wrong := difference(seen, same)):
                     zero = " All were zero again." if what == "moments" and not seen.any() else ""
                     where = (
-                        f"In step {began + 1} rank {rank} did not start where it had been: {label} had {wrong}.{zero}"
+                        f"Rank {rank} started step {began + 1} in the wrong state. {label.capitalize()}: {wrong}.{zero}"
                     )
                     at = f"{at}load_state_dict || {lines.loading}"
                     self.grader.fail(id, f"{after} {where} {drift}", of=[rank], at=at)

@@ -270,7 +270,7 @@ def judge_samples(grader: Grader, world: int, run: Run | None = None) -> None:
         Hypothesis("no-shuffle", "Nothing was shuffled.", order(seed, world, shuffle=False)),
     ]
     seen = [[together(run, step) for step in range(TOTAL)]] * world
-    what, right = "Of the samples of all ranks, step by step, one", order(seed, world)
+    what, right = "The list of all ranks' samples in each step", order(seed, world)
     grader.explain(what, seen, right, mistakes, otherwise="loses-its-place", at=ORDER)
     counted(grader, run, f"{TOTAL} steps were made.", TOTAL)
 
@@ -283,7 +283,7 @@ def judge_gradient(grader: Grader, run: Run, accumulate: int = 1, clip: float = 
         grader.explain(what, parts, accumulate, otherwise="one-big-batch", at=r"accumulate || " + STEP)
         wanted, mistakes = gradients(run, number, data(grader)["train"], accumulate, clip)
         got = [one[number]["gradient"] for one in run.observed("steps")]
-        what = f"Of the gradient that the optimizer was given in step {number + 1}, the number"
+        what = f"In step {number + 1} the optimizer's gradient"
         id = "wrong-gradient-of-the-batch"
         grader.explain(what, got, wanted, mistakes, otherwise=id, at=STEP, tolerance=LOOSE)
 
