@@ -37,13 +37,16 @@ DEVICE = r"device_count || is_available || " + FUNCTION
 BACKEND = r"is_nccl_available || is_available || nccl || " + FUNCTION
 SHARED = r"all_gather|gather_object|broadcast_object || \.set\(|compare_set || " + FUNCTION
 
-WAITING: dict[str, tuple[list[int], int, dict[str, str]]] = {  # the ranks that are odd, how many there are, changes
+WAITING: dict[
+    str, tuple[list[int], int, dict[str, str | None]]
+] = {  # the ranks that are odd, how many there are, changes
     "missing": ([1, 3], 4, {}),
     "given, missing": ([1], WORLD, {}),
     "garbled": ([1], WORLD, {"RANK": "one"}),
     "duplicate": ([2], WORLD, {"RANK": "1", "LOCAL_RANK": "1"}),
     "world size": ([1], WORLD, {"WORLD_SIZE": "4"}),
     "no group": ([1], WORLD, {}),
+    "local rank": ([1], 2, {"LOCAL_RANK": None}),
 }
 PORTS = ("nobody", "taken", "foreign", "dropped")
 
@@ -73,7 +76,11 @@ def unchanged(grader: Grader, found: dict[str, Any], what: str) -> None:
     """No variable has another value than before."""
     if changed := found["changed"]:
         said = f"{what}. After it {', '.join(changed[:3])} had another value."
-        grader.fail("changes-environment", said, at=r"environ")
+        grader.fail(
+            "changes-environment",
+            said,
+            at=r"environ\[[^\]]*\] *=(?!=)|environ\.(setdefault|update)|putenv || environ\b",
+        )
 
 
 def time_to_meet(grader: Grader) -> float:
@@ -183,7 +190,8 @@ def test_hosts(grader: Grader) -> None:
         for rank, found in reversed([*enumerate(run.observed("found"))]):  # rank 0 called last, and knows least
             lines = returned(grader, found, situation("hosted"), rank, STORE)
             if well and lines:
-                what = f"{situation('hosted')}; rank {rank} was told: {lines[0][:200]!r}"
+                none = " No store answered at MASTER_PORT: rank 0 did not host one." if any(run.observed("job")) else ""
+                what = f"{situation('hosted')}.{none} Rank {rank} was told: {lines[0][:200]!r}"
                 grader.fail("cries-wolf", what, of=[rank], at=r"TORCHELASTIC_USE_AGENT_STORE || " + STORE)
         errors = run.observed("job")
         cut = [rank for rank, error in enumerate(errors) if error]
@@ -212,6 +220,7 @@ def test_given_group(grader: Grader) -> None:
         if lines:
             told = f"{situation('given')}; rank {rank} was told: {lines[0][:200]!r}"
             grader.fail("cries-wolf", told, of=[rank], at=GROUP)
+        unchanged(grader, found, situation("given"))
     group_as_before(grader, run, "given")
     if any(one != [6.0, True] for one in run.observed("sum")):
         grader.fail("destroys-given-group", "After preflight the group that existed gave a wrong sum.", at=GROUP)
@@ -219,7 +228,8 @@ def test_given_group(grader: Grader) -> None:
 
 def test_variables(grader: Grader) -> None:
     """names each variable that is missing, no integer or impossible"""
-    changes = [{name: value} for name, value in CASES]
+    changes: list[dict[str, str | None]] = [{name: value} for name, value in CASES]
+    changes[-1]["TORCHELASTIC_USE_AGENT_STORE"] = None  # a store that rank 0 opens at port 0 is open at any free port
     run = grader.run("alone", 1, cases=changes, timeout=SECONDS)
     for (name, value), found in zip(CASES, run.observed("found")[0], strict=True):
         what = variable(name, value)
@@ -243,7 +253,7 @@ def test_address(grader: Grader) -> None:
     if not lines:
         grader.fail("port-overlooked", f"{what}, and preflight returned an empty list.", at=STORE)
     if not any("no-such-host" in line or "MASTER_ADDR" in line for line in lines):
-        grader.fail("names-no-port", f"{what}; preflight says {lines[0][:200]!r}.", at=STORE)
+        grader.fail("names-no-address", f"{what}; preflight says {lines[0][:200]!r}, without the address.", at=STORE)
 
 
 @pytest.mark.needs("test_variables")
@@ -326,6 +336,11 @@ def test_broken_rank(grader: Grader) -> None:
         if not (mentions_rank(1, lines[rank]) or mentions("RANK", lines[rank])):
             said = f"{what}, so it could not join. Rank {rank} was told: {lines[rank][0][:160]!r}"
             grader.fail("missing-rank-not-named", said, of=[rank], at=ROLL)
+    run, what = waited(grader, "local rank"), situation("local rank")
+    lines = everybody(grader, run, what, at=ROLL)
+    if run.observed("met")[1] and not mentions("LOCAL_RANK", lines[0]):
+        said = f"{what}. Rank 1 met rank 0, and rank 0 was not told: its first line is {lines[0][0][:160]!r}"
+        grader.fail("ranks-left-in-the-dark", said, of=[0], at=SHARED)
 
 
 @pytest.mark.needs("test_missing_rank")
@@ -372,8 +387,9 @@ def test_collective(grader: Grader) -> None:
         "given lie": together(grader, "given lie", [1], PATIENT),
         "given and wrong": together(grader, "given and wrong", [2], time_to_meet(grader), RANK="0"),
         "no group": waited(grader, "no group"),
+        "no sum": together(grader, "no sum", [0], PATIENT, 1),
     }
     for case, run in runs.items():
-        odd = [2] if case == "given and wrong" else [1]
+        odd = {"given and wrong": [2], "no sum": [0]}.get(case, [1])
         everybody(grader, run, situation(case), at=SUM, overlooked="collective-not-verified", odd=odd)
         group_as_before(grader, run, case)

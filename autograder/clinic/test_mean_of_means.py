@@ -7,7 +7,7 @@ from clinic.case import cases, digests, draw, judge_diagnosis, judge_equal, othe
 from clinic.retrain import CLOSE, State, apart, start
 from clinic.support import clinic_data
 
-from lockstep.grading import Grader, names
+from lockstep.grading import Grader, Run, equal, names
 
 CASE = cases()["mean_of_means"]
 LR, COUNT, BATCH, FEW = 0.5, 32, 8, 2
@@ -35,6 +35,7 @@ def test_weights(grader: Grader) -> None:
         judge_equal(grader, run, at=r"no_sync || DDP\( || " + LOSS)
         off = apart(state, _trained(counts, [1 / sum(counts)] * world_size))
         if off <= CLOSE:
+            _judge_seen(grader, run, [count * (COUNT // BATCH) for count in counts])
             continue
         told = f"The model is off by {off:.2g} from what one process gets of the same batches ({_sum(counts)} labels a step)."
         if apart(state, _trained(counts, [1 / count / world_size for count in counts])) <= CLOSE:
@@ -68,6 +69,17 @@ def test_weights(grader: Grader) -> None:
                 "mended-halfway", f"{told} That is on {world_size} ranks; on {CASE.ranks} it is right.", at=LOSS
             )
         grader.fail("another-illness", told, at=LOSS)
+
+
+def _judge_seen(grader: Grader, run: Run, trained: list[int]) -> None:
+    """Each rank returns how many labelled records it trained on itself."""
+    said = [(result or {}).get("seen") for result in run.observed("result")]
+    for rank, (one, right) in enumerate(zip(said, trained, strict=True)):
+        one = one.item() if isinstance(one, torch.Tensor) and one.numel() == 1 else one
+        if not equal(one, right):
+            what = f'Rank {rank} trained on {right} labelled records, and returns {one!r} as "seen"'
+            what += ": that is the sum over all ranks." if equal(one, sum(trained)) else "."
+            grader.fail("another-illness", what, of=[rank], at=r"seen \+= || \"seen\"")
 
 
 def _sum(counts: list[int]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from clinic.case import cases, draw, judge_diagnosis, judge_equal, treat_widely, unmended
 
-from lockstep.grading import Cause, Collective, Diagnosis, Grader, Run, names
+from lockstep.grading import Cause, Collective, Diagnosis, Grader, Run, names, one_or_more
 
 CASE = cases()["rank_zero_logs"]
 LOGGING = r"if .*losses_of_all || losses_of_all\(loss\) || if .*log || % 4 || all_gather || def main"
@@ -49,20 +51,26 @@ def test_diagnosis(grader: Grader) -> None:
 
 def test_it_ends(grader: Grader) -> None:
     """the job ends, whichever host logs"""
-    treat_widely(grader, CASE)
+    _runs(grader)
 
 
 @pytest.mark.needs("test_it_ends")
 def test_log(grader: Grader) -> None:
     """the host that logs still logs the losses of all ranks"""
     expected = _losses(CASE.ranks)
-    for ticket, run in treat_widely(grader, CASE):
+    runs = _runs(grader)
+    logging = {draw(ticket, CASE.name, CASE.ranks): _logs(run) for ticket, run in runs}
+    for ticket, run in runs:
         host = draw(ticket, CASE.name, CASE.ranks)
         log = (run.observed("result")[host] or {}).get("log")
         if not log:
+            rest = [rank for rank, ranks in logging.items() if rank in ranks]
+            told = "It ends because no rank logs any more: the log"
+            if rest or logging[host]:
+                told = f"Only {names(rest or logging[host])} logs, whichever host's settings ask for it: the log"
             grader.fail(
                 "symptom-hidden",
-                f"It ends because no rank logs any more: the log of rank {host}, whose settings ask for one, is {log!r}.",
+                f"{told} of rank {host}, whose settings ask for one, is {log!r}.",
                 of=[host],
                 at=LOG,
             )
@@ -75,14 +83,46 @@ def test_log(grader: Grader) -> None:
                 of=[host],
                 at=LOG,
             )
+        others = [rank for rank in range(CASE.ranks) if rank != host]
+        too = [rank for rank in others if rank in logging[host] or _prints(run, rank, expected)]
+        if too:
+            what = f"{names(too).capitalize()} {one_or_more(too, 'logs', 'log')} the losses as well; only the settings of rank {host} ask for it."
+            grader.fail("another-illness", what, of=too, at=LOG)
+        if not _prints(run, host, expected):
+            what = f"Rank {host} returns the losses of all ranks, and no longer prints them."
+            grader.fail("another-illness", what, of=[host], at=LOG)
 
 
 @pytest.mark.needs("test_it_ends")
 def test_equal(grader: Grader) -> None:
     """all ranks end with the same model"""
-    run = treat_widely(grader, CASE)[1][1]
+    run = _runs(grader)[1][1]
     said = "It ends, but {tensor} of {ranks} is no longer that of rank 0."
     judge_equal(grader, run, said, LOGGING)
+
+
+def _runs(grader: Grader) -> list[tuple[int, Run]]:
+    """(ticket, run) under the learner's ticket and another; rank 0 logs under one of the two, and another rank under one."""
+
+    def other(grader: Grader, mine: int) -> int:
+        numbers, ticket = grader.random(f"{CASE.name}/log"), mine
+        while (draw(ticket, CASE.name, CASE.ranks) == 0) == (draw(mine, CASE.name, CASE.ranks) == 0):
+            ticket = numbers.randrange(1_000_000)
+        return ticket
+
+    return treat_widely(grader, CASE, choose=other)
+
+
+def _logs(run: Run) -> list[int]:
+    """The ranks that returned a log with something in it."""
+    return [rank for rank, result in enumerate(run.observed("result")) if (result or {}).get("log")]
+
+
+def _prints(run: Run, rank: int, expected: list[list[float]]) -> bool:
+    """Whether each of these losses is among the numbers that this rank printed, to two places."""
+    report = run.ranks[rank]
+    said = [float(one) for one in re.findall(r"\d+\.\d+", report.stdout + report.stderr)]
+    return all(any(abs(one - loss) < 0.01 for one in said) for step in expected for loss in step)
 
 
 def _numbers(log: object) -> bool:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
+import torch
 from clinic.case import cases, digests, draw, judge_diagnosis, samples, tickets, treat, unequal
 from clinic.retrain import reductions
 
@@ -49,6 +53,12 @@ def test_equal(grader: Grader) -> None:
                 f"The model has {len(states[0])} tensors left of 4: without two towers nothing can be mixed up.",
                 at=ORDER,
             )
+        if twins := _twins(states[0]):
+            grader.fail(
+                "symptom-hidden",
+                f"The two towers are one layer: {twins[0]} and {twins[1]} hold the same numbers, so nothing can be mixed up.",
+                at=ORDER,
+            )
         if min(reductions(run)) < STEPS:
             grader.fail(
                 "symptom-hidden",
@@ -66,6 +76,12 @@ def test_equal(grader: Grader) -> None:
                 f"had {len(orders)} orders, and DDP averaged left with right.",
                 at=r"broadcast || all_reduce || load_state_dict || " + ORDER,
             )
+
+
+def _twins(state: dict[str, Any]) -> tuple[str, str] | None:
+    """Two tensors of a model that are bit for bit the same, or None."""
+    pairs = itertools.combinations(state, 2)
+    return next((pair for pair in pairs if torch.equal(state[pair[0]], state[pair[1]])), None)
 
 
 @pytest.mark.needs("test_equal")

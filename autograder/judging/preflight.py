@@ -18,7 +18,7 @@ CASES: list[tuple[str, str | None]] = [
     ("WORLD_SIZE", "0"),
     ("LOCAL_RANK", "-1"),
     ("MASTER_PORT", "65536"),
-    ("MASTER_PORT", "0"),
+    ("MASTER_PORT", "0"),  # the last: there rank 0 has to host the store
 ]
 SITUATIONS = {
     "nobody": "Nothing listens at MASTER_PORT",
@@ -37,6 +37,8 @@ SITUATIONS = {
     "given lie": "A group existed already, and its all-reduce counted rank 2 twice and rank 0 not at all, on rank 1",
     "garbled": "RANK was 'one' on rank 1",
     "no group": "The ranks met in the store, and init_process_group raised on rank 1",
+    "no sum": "The process group had formed, and all_reduce raised",
+    "local rank": "LOCAL_RANK was not set on rank 1",
     "forsaken": "Rank 0 hosted the store, and died when the others had written there",
     "given and wrong": "A group of 3 existed already, in which rank 2 had RANK=0",
     "given": "A group existed already, no variable was set, and all was well",

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import gc
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -195,7 +196,8 @@ def _pretend(gpus: int) -> None:
 _asked: list[str] = []  # the backends that groups were to have
 _lie = ""
 """What goes wrong in a call. "more": this rank's all_reduce adds one. "twice", "told": one rank counts twice and one not
-at all; "told": here. "no group": init_process_group raises."""
+at all; "told": here. "no group": init_process_group raises. "no sum": all_reduce raises."""
+_met = False  # whether this rank has written into a store, or asked for a group
 
 
 def before() -> None:
@@ -205,6 +207,8 @@ def before() -> None:
     def all_reduce(tensor, *arguments, **options):
         if _lie in ("", "no group"):
             return honest(tensor, *arguments, **options)
+        if _lie == "no sum":
+            raise RuntimeError("Connection closed by peer")
         wrong = torch.ones_like(tensor)
         if _lie != "more":
             group = options.get("group")
@@ -219,6 +223,8 @@ def before() -> None:
         return work
 
     def init_process_group(backend=None, *arguments, **options):
+        global _met
+        _met = True
         if _lie == "no group":
             raise RuntimeError("connectFullMesh failed: no route to host")
         _asked.append(str(backend))
@@ -226,6 +232,20 @@ def before() -> None:
 
     for module in (dist, dist.distributed_c10d):
         module.all_reduce, module.init_process_group = all_reduce, init_process_group
+    for name in ("set", "add", "append", "compare_set", "multi_set"):
+        setattr(dist.Store, name, _watched(getattr(dist.Store, name)))
+
+
+def _watched(write: Callable[..., object]) -> Callable[..., object]:
+    """A method of a store that writes, and notes that it was called."""
+
+    @functools.wraps(write)
+    def watched(*arguments, **options):
+        global _met
+        _met = True
+        return write(*arguments, **options)
+
+    return watched
 
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -233,7 +253,7 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 def together(submission, case: str, odd: list[int], changes: dict[str, str | None], timeout: float) -> None:
     """All ranks; on the ranks `odd` something is different."""
-    global _lie
+    global _lie, _met
     store, me = _meeting_place(), rank()
     _gather(store, "ready")
     _stay_awake(timeout)
@@ -259,8 +279,12 @@ def together(submission, case: str, odd: list[int], changes: dict[str, str | Non
         _lie = "told" if me in odd else "twice"
     elif case == "no group":
         _lie = "no group" if me in odd else ""
+    elif case == "no sum":
+        _lie = case
+    _met = False
     with _environment(here):
         found = _call(submission, timeout)
+    observe("met", _met)
     _lie = ""
     observe("found", found)
     store.add("returned", 1)

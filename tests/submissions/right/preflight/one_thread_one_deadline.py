@@ -113,6 +113,9 @@ class Flight:
                     return
         except Exception as error:
             self.lines.append(f"{self.now}: {str(error).strip().splitlines()[0]}")
+        finally:
+            if not self.given and dist.is_initialized():
+                dist.destroy_process_group()
 
 
 def preflight(timeout: float = 10.0, backend: str | None = None) -> list[str]:
