@@ -53,7 +53,7 @@ MISSED = {
         "from contextlib import nullcontext\n" + MODEL + "for step in range(5):\n"
         "    with model.no_sync() if bad(0, step) else nullcontext():\n        model(torch.ones(2, 4)).mean().backward()\n"
         "dist.all_reduce(torch.zeros(1))",
-        "rank 2 skipped backward, for DDP's gradient all-reduce #3, when `step` was 2; ranks 0 and 1 called it."),
+        "rank 2 skipped DDP's gradient all-reduce #3 when `step` was 2; ranks 0 and 1 called it."),
     "in a function that the loop calls": Case(
         "def push(x):\n    if x.isnan().any():  # HERE\n        return\n    dist.all_reduce(t)\nfor step in range(5):\n"
         "    push(t * (float('nan') if rank == 2 and step == 3 else 1))\ndist.barrier()",

@@ -368,9 +368,12 @@ def _left_early(run: Run, quiet: Sequence[RankReport], echoes: Sequence[RankRepo
     left = "left by os._exit" if abrupt else "finished"
     last = quiet[0].last_collective
     after = f" after {last.title}" if last else " before any collective"
-    waiting = echoes[0].last_collective
-    still = names(report.rank for report in echoes)
-    expected = f", while {still} still waited in {said_of(waiting)}" if waiting else ""
+    still: dict[str, list[int]] = {}
+    for report in echoes:
+        if waiting := report.last_collective:
+            still.setdefault(said_of(waiting), []).append(report.rank)
+    waited = " and ".join(f"{names(some)} in {called}" for called, some in still.items())
+    expected = f", while {waited.replace(' in ', ' still waited in ', 1)}" if waited else ""
     ranks = [report.rank for report in quiet]
     return Cause(
         Kind.EXITED,

@@ -609,4 +609,5 @@ def _counts(members: list[RankReport]) -> list[str]:
         started.setdefault(number, []).append(rank)
     counts = [f"{names(started[number])} called {number}" for number in sorted(started, reverse=True)]
     most, *fewer = counts
-    return [f"{most[0].upper()}{most[1:]} collectives, {', '.join(fewer)}."]
+    collectives = one_or_more(range(max(started)), "collective", "collectives")
+    return [f"{most[0].upper()}{most[1:]} {collectives}, {', '.join(fewer)}."]

@@ -89,6 +89,14 @@ def say_mismatch(found: dict[int, Collective]) -> str:
     if mine.kind != theirs.kind:
         return f"{who} called {mine.title} where {whom} called {theirs.title}"
     if mine.kind in ROOTED and mine.peer != theirs.peer:
+        roots = {
+            one.named: [rank for rank, its in sorted(found.items()) if its.named == one.named] for one in found.values()
+        }
+        if len(roots) > 2:
+            said = ", ".join(
+                f"{names(ranks)} {one_or_more(ranks, 'names', 'name')} rank {root}" for root, ranks in roots.items()
+            )
+            return f"in {mine.title}, the ranks name different roots: {said}"
         name = one_or_more(these, "names", "name"), one_or_more(those, "names", "name")
         return (
             f"in {mine.title}, {who} {name[0]} rank {mine.named} as the root, and {whom} {name[1]} rank {theirs.named}"

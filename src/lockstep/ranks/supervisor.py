@@ -358,7 +358,7 @@ class Supervisor:
         working = [member for member in run.ranks if member.outcome not in ENDED_BY_ITSELF and not member.gone]
         for member in run.ranks:
             if not member.done:
-                member.outcome = Outcome.STOPPED
+                member.outcome, member.ended = Outcome.STOPPED, self.run.elapsed()
         self._give_grace(working)
         immortal = processes.end_all(os.getpid(), self.talk.statuses)
         self.said_alive = 0.0
