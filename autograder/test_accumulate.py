@@ -13,7 +13,21 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from judging.accumulate import LR, PAYLOAD, SHAPES, STALE, Gradients, Micro, Played, Step, play, times, whole
+from judging.accumulate import (
+    FREE,
+    LR,
+    NUMBERS,
+    PAYLOAD,
+    SHAPES,
+    STALE,
+    Gradients,
+    Micro,
+    Played,
+    Step,
+    play,
+    times,
+    whole,
+)
 
 from lockstep.grading import (
     Cause,
@@ -85,10 +99,26 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     uneven = len({len(own[0]) for own in held if own}) > 1
     if cause.kind not in ("hang", "mismatch", "crashed") or not uneven:
         return None
-    had = ", ".join(f"rank {rank} held {len(own[0])}" for rank, own in enumerate(held) if own)
-    said = f"In the first step {had} micro-batches, so ranks with more of them called more collectives.{ending(cause)}"
+    number = min(len(own or []) for own in run.observed("steps"))  # of the step that failed
+    sizes = [own[min(number, len(own) - 1)] if own else [] for own in held]
+    had = ", ".join(f"rank {rank} held {len(own)}" for rank, own in enumerate(sizes) if own)
+    called = [(rank, *call) for rank in range(WORLD) if sizes[rank] for call in last_call(run, rank)]
+    where = ", ".join(
+        f"{names([r])} called {kind} after {met} of its {len(sizes[r])} micro-batches" for r, kind, met in called
+    )
+    said = f"In step {number} {had} micro-batches, and the ranks stopped calling the same collectives."
+    said = f"{said} {where[:1].upper()}{where[1:]}.{ending(cause)}" if where else f"{said}{ending(cause)}"
     at = next((row.frame for row in cause.rows if row.tensor.startswith("1 ")), cause.frame)
     return grader.diagnosis("collective-per-micro-batch", said, evidence=evidence(run), of=cause.ranks, at=at)
+
+
+def last_call(run: Run, rank: int) -> list[tuple[str, int]]:
+    """The last collective of a rank in the step that failed, and the forwards before it; none if it was DDP's."""
+    marks = run.ranks[rank].marks
+    begin = max((mark.number for mark in marks if mark.name == "call"), default=0)
+    met = [mark.number for mark in marks if mark.name.startswith("forward ") and mark.number > begin]
+    calls = [call for call in run.ranks[rank].collectives if call.number > begin]
+    return [(call.kind, sum(number < call.number for number in met)) for call in calls[-1:] if not call.inside]
 
 
 # What each mistake makes of the gradient, and of the loss --------------------------------------------------------------
@@ -117,11 +147,14 @@ def gradients_of_mistakes(step: Step, first: bool) -> list[Hypothesis]:
     stale = "Every number is {:g} too large: the gradients of {} ranks held {:g} before the call, and the new gradients were added to that."
     by_count = f"Each mean loss was divided by the number of micro-batches, so that a sample of the small one counts {sizes[-1] / sizes[0]:g} times as much as the others."
     by_rank = f"It is the mean of the ranks' means. They held {counts} samples, so a sample of rank {least} counts {max(counts) / min(counts):.3g} times as much as one of rank {most}."
+    apart = sum(float((used[0][name] - right[name]).sum()) for name in right) / sum(NUMBERS)
+    scaled = f"Every number is {apart:.3g} too large: the gradients held {STALE:g} before the call, and the new ones were added to that and scaled with it."
     own_count = f"Every rank divided the same sum by its own number of samples, {counts}: from here on the ranks take different steps."
     factor = factor_of(used[0], right, SINGLE)
     return [
         *(Hypothesis("missing-zero-grad", stale.format(STALE * n / world, n, STALE), {name: g + STALE * n / world for name, g in right.items()},
                      r"zero_grad || " + BACKWARD) for n in range(1, world + 1) if first),
+        *[Hypothesis("missing-zero-grad", scaled, {name: g + apart for name, g in right.items()}, r"zero_grad || " + BACKWARD)] * first,
         *(Hypothesis("syncs-too-early", early.format(n), Each(step.sent_after(n)), SYNC) for n in range(1, many)),
         Hypothesis("never-scales", f"It is the sum of the gradients of {len(step.ranks[0])} mean losses.", step.mean(lambda *_: 1.0)),
         Hypothesis("never-scales", "It is the sum over the samples, undivided.", summed),
@@ -237,6 +270,9 @@ def judge_traffic(grader: Grader, played: Played, number: int, rank: int) -> Non
             grader.fail("bypasses-ddp", said, of=everybody, at=r"\.module || " + FORWARD)
         grader.fail("never-synchronizes", said, of=everybody, at=SYNC)
     if total < 1.5 * PAYLOAD:
+        for one in (one for one in sent if one.nbytes <= total - PAYLOAD):  # what is left are the gradients
+            said = f"{held} called {one.kind} with {one.nbytes} bytes beside its {PAYLOAD} bytes of gradients; only those of up to {FREE} bytes are exempt."
+            grader.fail("large-beside-gradients", said, of=[rank], at=one.frame)
         return
     what = f"{held} put {total} bytes into {len(sent)} gradient collectives; its gradients have {PAYLOAD} bytes."
     if PAYLOAD / 2 < sum(one.nbytes for one in sent if one.inside == "backward") < 1.5 * PAYLOAD:
