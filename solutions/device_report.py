@@ -98,12 +98,13 @@ def device_report(
     # --- solution: collect every tensor, and decide where they should be ---
     if isinstance(model, DistributedDataParallel):
         model = model.module
-    tensors = list(_of_module(model, "model", set()))
+    seen: set[int] = set()
+    tensors = list(_of_module(model, "model", seen))
     where = [one.device for one in tensors if one.kind == "parameter"]
     if isinstance(loss, nn.Module):
-        tensors += _of_module(loss, "loss", set())
+        tensors += _of_module(loss, "loss", seen)
     for number, item in enumerate(batch):
-        tensors += [_placed("batch", path, tensor) for path, tensor in _inside(item, f"batch[{number}]", set())]
+        tensors += [_placed("batch", path, tensor) for path, tensor in _inside(item, f"batch[{number}]", seen)]
     if device is None:
         where = where or [one.device for one in tensors] or [torch.device("cpu")]
         device = max(where, key=where.count)  # the first of them, where two are equally frequent
@@ -132,8 +133,9 @@ def _of_module(module: nn.Module, path: str, seen: set[int]) -> Iterator[Placed]
     """What a module has registered, then what it only holds."""
     for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
         for name, tensor in named:
-            seen.add(id(tensor))
-            yield _placed(kind, f"{path}.{name}", tensor)
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield _placed(kind, f"{path}.{name}", tensor)
     for name, part in module.named_modules(prefix=path):
         for attribute, value in vars(part).items():
             if attribute not in _OF_EVERY_MODULE:

@@ -19,6 +19,8 @@ from lockstep.grading.on_rank import observe
 
 OTHER = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("meta")
 
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
 Pair = namedtuple("Pair", "left right")
 
 
@@ -43,6 +45,7 @@ class Registered(nn.Module):
         self.decoder = nn.Linear(5, 7, bias=False)
         self.decoder.weight = self.encoder.weight
         self.register_buffer("mask", torch.ones(2, dtype=torch.bool), persistent=False)
+        self.norm.register_buffer("table", torch.ones(2), persistent=False)
 
     def forward(self, *_: Any) -> torch.Tensor:
         """Nobody asked for this."""
@@ -70,6 +73,7 @@ class Holding(Registered):
         self.lstm = nn.LSTM(2, 2)  # keeps its parameters in a second list
         self.norm.extra = torch.zeros(1)  # deeper down
         self.adapters = [Adapter()]  # a plain list: nn.Module does not see it
+        self.prompts = [nn.Parameter(torch.zeros(2))]  # nor a parameter in one
 
 
 class Focal(nn.Module):
@@ -80,6 +84,16 @@ class Focal(nn.Module):
         self.scale = nn.Parameter(torch.ones(1))
         self.register_buffer("weight", torch.ones(2))
         self.gamma = torch.full((1,), 2.0)
+
+
+class Adapted(nn.Module):
+    """A frozen model on one device, and one small trained parameter that was left behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(2, device=OTHER), requires_grad=False)
+        self.second = nn.Parameter(torch.zeros(2, device=OTHER), requires_grad=False)
+        self.trained = nn.Parameter(torch.zeros(2))
 
 
 class Plain(nn.Module):
@@ -116,19 +130,33 @@ def _state(tensors: list[torch.Tensor]) -> list[list[Any]]:
     return [[str(one.device), str(one.dtype), one.requires_grad, id(one)] for one in tensors]
 
 
+def _members(model: nn.Module) -> dict[str, str]:
+    """What the model and its modules hold under each name, by type."""
+    members = {}
+    for name, part in model.named_modules():
+        own = {key: value for key, value in vars(part).items() if key not in OF_EVERY_MODULE}
+        for key, value in (own | part._parameters | part._buffers | part._modules).items():
+            members[f"{name}.{key}".lstrip(".")] = type(value).__name__
+    return members
+
+
 def _look(submission, label: str, model: nn.Module, *batch: Any, **options: Any) -> None:
     """Call it once, and say what it found and what it changed."""
     arguments = [model, *batch, options.get("loss")]
-    before, random = _state(_all(arguments)), torch.get_rng_state()
+    before, members, random = _state(_all(arguments)), _members(model), torch.get_rng_state()
     observe("case", label)
     report = submission.device_report(model, *batch, **options)
+    now = _members(model)
     found = {
         "tensors": [[str(one.kind), str(one.path), str(one.device), str(one.dtype)] for one in report.tensors],
         "device": str(report.device),
         "misplaced": [str(one.path) for one in report.misplaced],
         "text": str(report),
         "changed": [
-            f"{old[0]} → {new[0]}" for old, new in zip(before, _state(_all(arguments)), strict=True) if old != new
+            f"{old[0]} → {new[0]}" for old, new in zip(before, _state(_all(arguments)), strict=False) if old != new
+        ],
+        "became": [
+            [name, members.get(name), now.get(name)] for name in members | now if members.get(name) != now.get(name)
         ],
         "drew": not torch.equal(random, torch.get_rng_state()),
         "mode": model.training,
@@ -139,15 +167,19 @@ def _look(submission, label: str, model: nn.Module, *batch: Any, **options: Any)
 def registered(submission) -> None:
     """A model alone, all of it on the CPU."""
     observe("other", str(OTHER))
-    _look(submission, "registered", Registered())
+    model = Registered()
+    model.submodule = nn.Linear(2, 2, bias=False)  # a name that ends as DDP's prefix does
+    _look(submission, "registered", model)
 
 
 def moved(submission) -> None:
-    """The same model, one buffer of it left behind."""
+    """The same model, one buffer of it left behind; and things on the CPU that should be on a GPU with a number."""
     observe("other", str(OTHER))
     model = _moved(Registered())
     model.norm.running_var = torch.ones(5)
     _look(submission, "moved", model)
+    _look(submission, "numbered", nn.Linear(2, 2), device="cuda:1")
+    _look(submission, "numbered_batch", nn.ReLU(), torch.zeros(2), device=torch.device("cuda:1"))
 
 
 def batches(submission) -> None:
@@ -162,7 +194,7 @@ def batches(submission) -> None:
         7: UserDict(mask=torch.zeros(2, dtype=torch.bool, **there)),
     }
     pair = Pair(torch.zeros(2, **there), [torch.zeros(2)])
-    sample = Sample(torch.zeros(2, **there), torch.zeros(2, dtype=torch.int64))
+    sample = Sample(pair.left, torch.zeros(2, dtype=torch.int64))  # the target is the input
     _look(submission, "dictionary", nn.Linear(2, 2, **there), nested)
     _look(submission, "records", nn.Linear(2, 2, **there), pair, sample)
 
@@ -192,7 +224,9 @@ def losses(submission) -> None:
     model = nn.Linear(2, 2, device=OTHER)
     data = torch.zeros(2, 2, device=OTHER)
     _look(submission, "weighted", model, data, loss=nn.CrossEntropyLoss(weight=torch.ones(2)))
-    _look(submission, "focal", model, data, loss=Focal())
+    focal = Focal()
+    focal.head = model.weight
+    _look(submission, "focal", model, data, loss=focal)
     _look(submission, "plain", model, data, loss=nn.CrossEntropyLoss())
     _look(submission, "function", model, data, loss=nn.functional.cross_entropy)
 
@@ -207,6 +241,7 @@ def expectations(submission) -> None:
     """Where should it be? Where most of the model is, unless somebody says it."""
     observe("other", str(OTHER))
     _look(submission, "most", Plain(), torch.zeros(2, device=OTHER))
+    _look(submission, "frozen", Adapted(), torch.zeros(2, device=OTHER))
     norm = nn.BatchNorm1d(2, device=OTHER)
     for name, buffer in nn.BatchNorm1d(2).named_buffers():
         setattr(norm, name, buffer)

@@ -75,8 +75,8 @@ def walk(value, path, kind, seen, out):
             walk(getattr(value, field.name), f"{path}.{field.name}", kind, seen, out)
 
 
-def module_tensors(module, path):
-    seen, out = set(), []
+def module_tensors(module, path, seen):
+    out = []
     for name, tensor in module.named_parameters():
         walk(tensor, f"{path}.{name}", "parameter", seen, out)
     for name, tensor in module.named_buffers():
@@ -93,12 +93,13 @@ def module_tensors(module, path):
 def device_report(model, *batch: Any, loss: Any = None, device=None) -> DeviceReport:
     if isinstance(model, DistributedDataParallel):
         model = model.module
-    tensors = module_tensors(model, "model")
+    seen = set()
+    tensors = module_tensors(model, "model", seen)
     devices = [one.device for one in tensors if one.kind == "parameter"]
     if isinstance(loss, nn.Module):
-        tensors += module_tensors(loss, "loss")
+        tensors += module_tensors(loss, "loss", seen)
     for number, item in enumerate(batch):
-        walk(item, f"batch[{number}]", "batch", set(), tensors)
+        walk(item, f"batch[{number}]", "batch", seen, tensors)
     if device is None:
         device = max(devices, key=devices.count)
     return DeviceReport(torch.device(device), tensors)

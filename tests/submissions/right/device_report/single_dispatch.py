@@ -81,12 +81,11 @@ def leaves(value, path):
         yield from leaves(item, path + step)
 
 
-def module_rows(module, root):
-    known = {}
+def module_rows(module, root, known):
     for kind, pairs in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
         for name, tensor in pairs:
-            known[tensor.data_ptr() if False else id(tensor)] = None
-            yield kind, f"{root}.{name}", tensor
+            if known.setdefault(id(tensor), (root, name)) == (root, name):
+                yield kind, f"{root}.{name}", tensor
     for name, part in module.named_modules(prefix=root):
         for path, tensor in leaves(part, name):
             if id(tensor) not in known:
@@ -96,11 +95,15 @@ def module_rows(module, root):
 
 def device_report(model, *batch, loss=None, device=None):
     model = getattr(model, "module", model) if isinstance(model, DistributedDataParallel) else model
-    rows = list(module_rows(model, "model"))
+    known = {}
+    rows = list(module_rows(model, "model", known))
     places = [tensor.device for kind, _, tensor in rows if kind == "parameter"]
     if isinstance(loss, nn.Module):
-        rows += module_rows(loss, "loss")
-    rows += [("batch", path, tensor) for path, tensor in leaves(list(batch), "batch")]
+        rows += module_rows(loss, "loss", known)
+    for path, tensor in leaves(list(batch), "batch"):
+        if id(tensor) not in known:
+            known[id(tensor)] = None
+            rows.append(("batch", path, tensor))
     if device is None:
         device = max(set(places), key=places.count)
     return DeviceReport(torch.device(device), [Placed(kind, path, t.device, t.dtype) for kind, path, t in rows])

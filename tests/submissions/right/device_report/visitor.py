@@ -99,7 +99,5 @@ def device_report(model: nn.Module, *batch: Any, loss: Any = None, device: Any =
     if isinstance(loss, nn.Module):
         visitor.module(loss, "loss")
     for number, item in enumerate(batch):
-        data = Visitor()
-        data.visit("batch", f"batch[{number}]", item)
-        visitor.rows += data.rows
+        visitor.visit("batch", f"batch[{number}]", item)
     return DeviceReport(torch.device(device), visitor.rows)

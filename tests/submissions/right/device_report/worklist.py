@@ -87,27 +87,28 @@ def search(root, path, named):
     return result
 
 
-def of_module(module, title):
-    named, result = {}, []
-    for name, tensor in module.named_parameters():
-        named[id(tensor)] = name
-        result.append(Placed("parameter", f"{title}.{name}", tensor.device, tensor.dtype))
-    for name, tensor in module.named_buffers():
-        named[id(tensor)] = name
-        result.append(Placed("buffer", f"{title}.{name}", tensor.device, tensor.dtype))
+def of_module(module, title, named):
+    result = []
+    registered = [("parameter", *pair) for pair in module.named_parameters()]
+    registered += [("buffer", *pair) for pair in module.named_buffers()]
+    for kind, name, tensor in registered:
+        if id(tensor) not in named:
+            named[id(tensor)] = name
+            result.append(Placed(kind, f"{title}.{name}", tensor.device, tensor.dtype))
     return result + [Placed("attribute", path, t.device, t.dtype) for path, t in search(module, title, named)]
 
 
 def device_report(model: nn.Module, *batch: Any, loss=None, device=None) -> DeviceReport:
     inner = model.module if isinstance(model, DistributedDataParallel) else model
-    rows = of_module(inner, "model")
+    named: dict = {}
+    rows = of_module(inner, "model", named)
     votes: dict = {}
     for row in rows:
         if row.kind == "parameter":
             votes[row.device] = votes.get(row.device, 0) + 1
     if hasattr(loss, "named_buffers"):
-        rows.extend(of_module(loss, "loss"))
+        rows.extend(of_module(loss, "loss", named))
     for index, item in enumerate(batch):
-        rows.extend(Placed("batch", path, t.device, t.dtype) for path, t in search(item, f"batch[{index}]", {}))
+        rows.extend(Placed("batch", path, t.device, t.dtype) for path, t in search(item, f"batch[{index}]", named))
     best = device if device is not None else sorted(votes, key=lambda d: -votes[d])[0]
     return DeviceReport(torch.device(best), rows)
