@@ -17,7 +17,7 @@ from lockstep.grading import Cause, Collective, Diagnosis, Grader, Run, ending, 
 OWN_GPUS = True  # gloo sends no CUDA tensor from rank to rank
 WORLD, LENGTH = 4, 4000
 LENGTHS = (10, 7, 5, 3, 1)  # on four ranks: not divisible, shorter than the world
-WHOLE = "length 8 and type int64"
+WHOLE, DOUBLE = "length 8 and type int64", "length 8 and type float64"
 SHORT, SHORT_LENGTH = "length 40000 and type int16", 40_000
 SLACK, HEADERS = 1.1, 4096  # what may be sent besides: headers, and gloo's own notes to each other
 
@@ -135,6 +135,13 @@ def judge_sum(grader: Grader, run: Run, inputs: Inputs, name: str) -> None:
     wanted = torch.stack(inputs[name]).sum(0, dtype=inputs[name][0].dtype)
     seen = run.observed(name)
     wrong = [rank for rank in range(world) if not torch.equal(seen[rank], wanted)]
+    for place, memory in enumerate(run.observed(f"{name} memory")):
+        if not wrong and memory.shape == wanted.shape and not torch.equal(memory, wanted):
+            said = (
+                f"On rank {place} the tensor was given new memory. It holds the sum; a view of the same tensor, made before the call, "
+                f"has the old values: its first element is {memory.flatten()[0].item():g} instead of {wanted.flatten()[0].item():g}."
+            )
+            grader.fail("not-in-place", said, of=[place], at=r"\.data = || set_\( || " + FUNCTION)
     if not wrong:
         return
     rank = wrong[0]
@@ -152,6 +159,15 @@ def judge_sum(grader: Grader, run: Run, inputs: Inputs, name: str) -> None:
         )
     if torch.allclose(got * world, wanted):
         grader.fail("divides-the-sum", f"{what} It is the mean.", of=wrong, at=r"/ || div || " + ADD)
+    if torch.equal(got, own) and not wanted.dim():
+        said = f"On rank {rank} a tensor without dimensions hasn't changed: it is {got.item():g}, the sum over {world} ranks is {wanted.item():g}."
+        grader.fail("leaves-scalars", said, of=wrong, at=r"dim\( || ndim || \.shape || " + FUNCTION)
+    if torch.allclose(got.double(), wanted.double(), rtol=1e-6, atol=0):
+        said = (
+            f"On rank {rank} the sum of numbers of type {str(wanted.dtype).removeprefix('torch.')} was rounded: element {first} is "
+            f"{int(got.flatten()[first])}, the sum is {int(wanted.flatten()[first])}."
+        )
+        grader.fail("rounds-the-sum", said, of=wrong, at=r"float || double || empty\( || " + ADD)
     if torch.equal(got, own) and run.collectives[rank]:
         grader.fail(
             "not-in-place",
@@ -207,6 +223,33 @@ def judge_sum(grader: Grader, run: Run, inputs: Inputs, name: str) -> None:
     grader.fail("incomplete-sum", what, of=wrong, at=CUT)
 
 
+def judge_calls(grader: Grader, run: Run, name: str) -> None:
+    """That no collective took part in the sum of this tensor."""
+    for rank in range(run.world_size):
+        collectives = [call for call in calls_for(run, rank, name) if not call.is_point_to_point]
+        if collectives:
+            moved = sum(call.nbytes for call in collectives)
+            kinds = ", ".join(sorted({call.kind for call in collectives}))
+            what = f"With a tensor of {name} on {run.world_size} ranks, rank" if name.startswith("length") else "Rank"
+            said = f"{what} {rank} put {moved} bytes into {kinds}. Build it from send and recv."
+            grader.fail("calls-a-collective", said, of=[rank], at=collectives[0].frame)
+
+
+def judge_chunks(grader: Grader, run: Run, name: str, length: int) -> None:
+    """That no chunk of this tensor is longer or shorter than it has to be."""
+    least = length // WORLD
+    equal = [least, least + 1] if length % WORLD else [least]
+    for rank in range(WORLD):
+        sent = {call.nbytes // 4 for call in calls_for(run, rank, name) if call.kind == "send"}
+        if sent - set(equal):
+            sizes, wanted = (" and ".join(map(str, sorted(found, reverse=True))) for found in (sent, equal))
+            said = (
+                f"With {length} numbers on {WORLD} ranks, rank {rank} sent chunks of {sizes} numbers. As equal as possible is "
+                f"{wanted}."
+            )
+            grader.fail("unequal-chunks", said, of=[rank], at=CUT)
+
+
 # The checks ----------------------------------------------------------------------------------------------------------
 
 
@@ -220,17 +263,8 @@ def test_sum(grader: Grader) -> None:
 def test_point_to_point(grader: Grader) -> None:
     """ranks only send and receive"""
     run, _ = main_run(grader)
+    judge_calls(grader, run, "tensor")
     for rank in range(WORLD):
-        collectives = [call for call in calls_for(run, rank, "tensor") if not call.is_point_to_point]
-        if collectives:
-            moved = sum(call.nbytes for call in collectives)
-            kinds = ", ".join(sorted({call.kind for call in collectives}))
-            grader.fail(
-                "calls-a-collective",
-                f"Rank {rank} put {moved} bytes into {kinds}. Build it from send and recv.",
-                of=[rank],
-                at=collectives[0].frame,
-            )
         if not calls_for(run, rank, "tensor"):
             grader.fail(
                 "no-communication",
@@ -301,9 +335,10 @@ def judge_traffic(grader: Grader, run: Run, name: str, size: int) -> None:
     for rank, calls in enumerate(sent):
         peers = sorted({call.peer for call in calls if call.peer is not None})
         if len(peers) > 1:
+            how = "both its neighbors, " if set(peers) == {(rank - 1) % WORLD, (rank + 1) % WORLD} else ""
             grader.fail(
                 "not-a-ring",
-                f"Rank {rank} sent to {names(peers)}. In a ring each rank sends to one neighbor only.",
+                f"Rank {rank} sent to {how}{names(peers)}. In a ring each rank sends to one neighbor only.",
                 of=[rank],
                 at=SEND,
             )
@@ -324,14 +359,18 @@ def test_any_length(grader: Grader) -> None:
     run = sums(grader, inputs)
     for name in inputs:
         judge_sum(grader, run, inputs, name)
+    for length, name in zip(LENGTHS, inputs, strict=False):
+        judge_calls(grader, run, name)
+        judge_chunks(grader, run, name, length)
 
 
 @pytest.mark.needs("test_any_length")
 def test_any_shape(grader: Grader) -> None:
     """any shape, also a view whose elements do not lie side by side"""
-    shapes = {"matrix": (3, 5), "scalar": (), "transposed": (4, 6), "column": (9,), WHOLE: (8,)}
+    shapes = {"matrix": (3, 5), "scalar": (), "transposed": (4, 6), "column": (9,), WHOLE: (8,), DOUBLE: (8,)}
     inputs = draw(grader, "shapes", 3, shapes)
-    inputs[WHOLE] = [tensor.long() * (2**40 + 1) for tensor in inputs[WHOLE]]  # more than a float32 has room for
+    inputs[WHOLE] = [tensor.long() * (2**51 + 1) for tensor in inputs[WHOLE]]  # more than a float64 has room for
+    inputs[DOUBLE] = [tensor.double() * (2**40 + 1) for tensor in inputs[DOUBLE]]  # more than a float32 has room for
     run = sums(grader, inputs, {"transposed": "transposed", "column": "column"})
     for name in shapes:
         seen = run.observed(name)
@@ -348,7 +387,8 @@ def test_any_shape(grader: Grader) -> None:
         judge_sum(grader, run, inputs, name)
     for rank, memory in enumerate(run.observed("column memory")):
         if not (memory[..., 0::2] == -7).all():
-            grader.fail("loses-the-view", "Elements outside of the view were changed.", of=[rank], at=FUNCTION)
+            said = f"On rank {rank} the elements outside the view were changed. The view was one column of a matrix; the other columns must stay as they are."
+            grader.fail("changes-other-memory", said, of=[rank], at=r"as_strided || storage || " + FUNCTION)
 
 
 @pytest.mark.needs("test_sum")
