@@ -127,7 +127,7 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
             found = mismatch_cause(mismatch, run.ranks, parted.odd)
             skip, met = missed_turn(run.ranks) or (skipped(parted.calls, run.ranks), parted.calls)
             if skip:
-                frame, place, parting = skip.call.chain[-1], skip.branch, skip.parting
+                frame, place, parting = skip.at, skip.branch, skip.parting
                 parting = placed(parting, place, frame.file) if place else parting
                 notes = (f"{SAME_ORDER} {parting}".rstrip(), *(note for note in found.notes if note not in MISMATCHED))
                 found = replace(

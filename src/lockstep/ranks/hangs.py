@@ -153,7 +153,7 @@ def _skipped(found: Finding, skip: Skip, calls: Mapping[int, Collective], waitin
     notes = [
         note
         for note in found.notes
-        if note not in (SAME_ORDER, *MISMATCHED) and not note.startswith((MAY_SKIP, CAME_OUT))
+        if note not in (SAME_ORDER, SAME_STEPS, *MISMATCHED) and not note.startswith((MAY_SKIP, CAME_OUT))
     ]
     notes = [*dict.fromkeys([SAME_ORDER, *notes, *(_came_out(calls, passed) or _mixed_up(skip, passed))])]
     told = skip.usual or found.topic is Topic.MISMATCHES or {*found.at_fault} != {*skip.without} or bool(found.counts)

@@ -92,7 +92,7 @@ def _is_missed(
 
 def _skip(made: list[int], without: list[int], level: int, met: Calls, size: int) -> Skip:
     call, next_ = met[made[0]], met[without[0]]
-    at, went_on = call.chain[-1], next_.chain[-1]
+    at, went_on = call.chain[level], next_.chain[level]
     way = only_way(call, level, made, without)
     said, branch = " ".join(may_skip(call)), None
     most = len(made) > len(without)
