@@ -149,6 +149,11 @@ def test_can_be_repeated(grader: Grader) -> None:
             id, at = ("cleanup-not-idempotent", DESTROY) if cleans else ("setup-not-repeatable", INIT)
             grader.fail(id, f"On rank {rank} {step} raised {error}.{why}", of=[rank], at=at)
     left_open(grader, run, "open_between")
+    for report in run.ranks:
+        begins, ends = (mark.number for mark in report.marks if mark.name in ("cleanup", "cleaned up"))
+        for call in (call for call in report.collectives if begins < call.number <= ends):
+            said = f"cleanup_ddp called {call.kind} on rank {report.rank}, which waits until all ranks have called it. After an error the others may not clean up."
+            grader.fail("cleanup-waits", said, of=[report.rank], at=call.frame or r"barrier || " + DESTROY)
     look_at_group(grader, run, "second")
 
 
@@ -156,7 +161,11 @@ def test_can_be_repeated(grader: Grader) -> None:
 def test_alone(grader: Grader) -> None:
     """a single rank needs no launcher and no variable"""
     run = play(grader, "limits", 2)
-    for label, having in (("alone", "without any variable"), ("alone with an address", "with MASTER_ADDR alone")):
+    for label, having in (
+        ("alone", "without any variable"),
+        ("alone with its rank", "with RANK and WORLD_SIZE alone"),
+        ("alone with an address", "with MASTER_ADDR alone"),
+    ):
         errors = run.observed(f"{label} raised")
         if raised := [rank for rank, error in enumerate(errors) if error]:
             at = Frame.of((grader.submission.file, run.observed(f"{label} raised at")[raised[0]] or None, ""))
@@ -167,6 +176,7 @@ def test_alone(grader: Grader) -> None:
                 said = f"setup_ddp(0, 1) {having} made {'another group' if seen['initialized'] else 'no group'}."
                 grader.fail("no-group", said, of=[rank], at=INIT)
         look_at_environment(grader, run, f"written {label}")
+    look_at_output(grader, run)
 
 
 @pytest.mark.needs("test_can_be_repeated")
@@ -200,14 +210,19 @@ def test_keeps_the_callers_group(grader: Grader) -> None:
 @pytest.mark.needs("test_joins_under_torchrun")
 def test_says_nothing(grader: Grader) -> None:
     """prints nothing and returns None"""
+    look_at_output(grader, under_torchrun(grader))
     for report in under_torchrun(grader).ranks:
-        if said := report.stdout.strip():
-            grader.fail(
-                "speaks", f"Rank {report.rank} printed {said.splitlines()[0]!r}.", of=[report.rank], at=r"print\("
-            )
         if (returned := report.observations["returned_value"]) != "None":
             said = f"setup_ddp returned {returned} on rank {report.rank}."
             grader.fail("returns-something", said, of=[report.rank], at=r"^\s+return")
+
+
+def look_at_output(grader: Grader, run: Run) -> None:
+    """Whether the submission printed anything."""
+    for report in run.ranks:
+        if said := report.stdout.strip():
+            said = f"Rank {report.rank} printed {said.splitlines()[0]!r}."
+            grader.fail("speaks", said, of=[report.rank], at=r"print\(")
 
 
 @pytest.mark.needs("test_joins_under_torchrun")
@@ -219,14 +234,18 @@ def test_own_gpus(grader: Grader) -> None:
     run = play(grader, "with_devices", 2, devices=2, under="spawn")  # LOCAL_RANK is not set
     look_at_backend(grader, run, "nccl", "2 GPUs for 2 ranks")
     look_at_device(grader, run)
+    if all(run.observed("given alone")):  # where it raised, `test_alone` says so
+        look_at_backend(grader, run, "nccl", "a GPU for the only rank", "given alone")
+    look_at_output(grader, run)
 
 
 @pytest.mark.needs("test_own_gpus")
 def test_shared_gpu(grader: Grader) -> None:
     """with fewer GPUs than ranks, or none: gloo"""
-    run = play(grader, "with_devices", 3, devices=2)
-    look_at_backend(grader, run, "gloo", "2 GPUs for 3 ranks")
+    run = play(grader, "with_devices", 6, nodes=2, devices=2)  # rank 3 is local rank 0
+    look_at_backend(grader, run, "gloo", "2 GPUs for 3 ranks on a node")
     look_at_device(grader, run, gpus=2)
+    look_at_output(grader, run)
     run = play(grader, "with_devices", 2, devices=0)
     look_at_backend(grader, run, "gloo", "no GPU")
     chosen = [rank for rank, one in enumerate(run.observed("chosen")) if one]
@@ -234,12 +253,13 @@ def test_shared_gpu(grader: Grader) -> None:
     grader.fail_on(chosen, "hard-coded-backend", said, at=r"set_device")
 
 
-def look_at_backend(grader: Grader, run: Run, wanted: str, where: str) -> None:
+def look_at_backend(grader: Grader, run: Run, wanted: str, where: str, label: str = "given") -> None:
     """Which backend was asked for. None is allowed: PyTorch then makes one for each kind of device."""
-    asked = [str(given[0]["backend"] or wanted).lower() if given else "no group" for given in run.observed("given")]
+    asked = [str(given[0]["backend"] or wanted).lower() if given else "no group" for given in run.observed(label)]
     wrong = [rank for rank, one in enumerate(asked) if wanted not in one or (wanted == "gloo" and "nccl" in one)]
     said = "".join(f"Expected {wanted} with {where}; {{ranks}} asked for {asked[rank]}." for rank in wrong[:1])
-    grader.fail_on(wrong, "hard-coded-backend", said, at=INIT)
+    alone = r"process_group\([\"']gloo || " if label != "given" else ""
+    grader.fail_on(wrong, "hard-coded-backend", said, at=alone + r"\bbackend *= || nccl || " + INIT)
 
 
 def look_at_device(grader: Grader, run: Run, gpus: int = 1 << 30) -> None:

@@ -14,7 +14,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from lockstep.grading.on_rank import observe, raised_at, rank, world_size
+from lockstep.grading.on_rank import mark, observe, raised_at, rank, world_size
 
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
              "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID")  # fmt: skip
@@ -128,10 +128,10 @@ def joins(submission, under: str, number: float) -> None:
     written.clear()
     returned = submission.setup_ddp(me, world)
     observe("returned_value", repr(returned))
-    observe("written", dict(written))
     observe("given", given)
     _use("first", number)
     submission.cleanup_ddp()
+    observe("written", dict(written))
     observe("open_after_cleanup", dist.is_initialized())
 
 
@@ -153,7 +153,9 @@ def twice(submission, number: float) -> None:
     attempt("cleanup without a group", submission.cleanup_ddp)
     attempt("setup", submission.setup_ddp, me, world)
     _use("first", number)
+    mark("cleanup")
     attempt("cleanup", submission.cleanup_ddp)
+    mark("cleaned up")
     attempt("second cleanup", submission.cleanup_ddp)
     observe("open_between", dist.is_initialized())
     if not errors and not dist.is_initialized():
@@ -171,7 +173,12 @@ def limits(submission, number: float) -> None:
     under_torchrun = dict(os.environ)
     launcher = Launcher()
     address.clear()
-    for label, variables in (("alone", {}), ("alone with an address", {"MASTER_ADDR": "127.0.0.29"})):
+    nothing = dict(os.environ)
+    for label, variables in (
+        ("alone", {}),
+        ("alone with its rank", {"RANK": "0", "WORLD_SIZE": "1"}),
+        ("alone with an address", {"MASTER_ADDR": "127.0.0.29"}),
+    ):
         os.environ.update(variables)
         written.clear()
         _observe_error(f"{label} raised", submission, 0, 1)
@@ -179,6 +186,7 @@ def limits(submission, number: float) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
         observe(f"written {label}", dict(written))
+        _renew(nothing)
 
     launcher.new_job()
     there = dict(os.environ)
@@ -188,8 +196,8 @@ def limits(submission, number: float) -> None:
         ("rank too large", (world + me, world), {}),
         ("negative rank", (-1, world), {}),
         ("no ranks", (0, 0), {}),
-        ("RANK contradicts", (me, world), {"RANK": str((me + 1) % world), "WORLD_SIZE": str(world)}),
-        ("WORLD_SIZE contradicts", (me, world), {"RANK": str(me), "WORLD_SIZE": str(world + 1)}),
+        ("RANK contradicts", (me, world), {"RANK": str((me + 1) % world)}),
+        ("WORLD_SIZE contradicts", (me, world), {"WORLD_SIZE": str(world + 1)}),
         ("no MASTER_ADDR", (me, world), {"MASTER_ADDR": None}),
         ("no MASTER_PORT", (me, world), {"MASTER_PORT": None}),
     ):
@@ -266,7 +274,9 @@ def _replace(old, new, name: str) -> None:
 
 
 def with_devices(submission, devices: int, number: float, under: str = "torchrun") -> None:
-    """Set up on a machine that seems to have this many GPUs: a stand-in that notes what is chosen, and when."""
+    """Set up on a machine that seems to have this many GPUs: a stand-in that notes what is chosen, and when. Without
+    torchrun each rank then sets up again, alone and without variables.
+    """
     global stand_in
     stand_in = True
     chosen: list[int] = []
@@ -303,6 +313,14 @@ def with_devices(submission, devices: int, number: float, under: str = "torchrun
     _use("group", number)  # a group that is left before everybody has joined it fails at random
     observe("calls", calls)
     observe("chosen", chosen)
-    observe("given", given)
+    observe("given", list(given))
     observe("local_rank", local_rank)
     submission.cleanup_ddp()
+    if under == "spawn":
+        address.clear()
+        for name in LAUNCHERS:
+            os.environ.pop(name, None)
+        given.clear()
+        _error(submission.setup_ddp, 0, 1)
+        observe("given alone", given)
+        submission.cleanup_ddp()
