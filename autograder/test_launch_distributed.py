@@ -9,6 +9,7 @@ in any way; who trained, they tell themselves.
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import lru_cache
 from typing import Any
@@ -18,27 +19,44 @@ import torch
 from torch import nn
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from lockstep.grading import Cause, Diagnosis, Each, Grader, Hypothesis, Run, Tolerance, equal, evidence, sentence
+from lockstep.grading import (
+    Cause,
+    Diagnosis,
+    Each,
+    Frame,
+    Grader,
+    Hypothesis,
+    Run,
+    Tolerance,
+    equal,
+    evidence,
+    parse,
+    sentence,
+)
 
 SAMPLES, BATCH, RATE = 97, 32, 0.1  # three ranks make two steps an epoch, two ranks two, one rank four
 IN_TURN = ({"world_size": 3, "epochs": 3}, {"world_size": 1, "epochs": 2})
 TOLERANCE = Tolerance(1e-3, 1e-5)
+BUFFER = "batches"  # the model counts its steps in it, in int64
 SPAWN = r"spawn\( || Process\( || elastic_launch || start_processes || Popen\(|subprocess || def launch_distributed"
 RETURN = r"^\s+return || def launch_distributed"
-UNSEEN = r"\.wait\(\)|\.join\( || except || Popen\(|subprocess || " + SPAWN
-NOT_ITS_OWN = re.compile(r"pytorch-errorfile-|pymp-|^(journal|launch)-\d+$")
-"""torch leaves the first; Python removes the second when it ends; in the others the scenario notes what happens, and a rank
-that ends late writes after they were removed."""
+UNSEEN = r"\.wait\(\)|(?<!path)\.join\( || except || Popen\(|subprocess || " + SPAWN
+WRITES = r"environ\[.*\] *=[^=]|environ(\.(update|setdefault|pop|clear)| *\|=)|del .*environ"
+NOT_ITS_OWN = re.compile(r"pytorch-errorfile-|torchinductor_|pymp-|^(journal|launch)-\d+$")
+"""torch leaves the first two; Python removes the third when it ends; in the others the scenario notes what happens, and a
+rank that ends late writes after they were removed."""
 
-# Launches at once. Rank `rank` fails at the `moment`: while the group forms, in a step, or when its work is done.
+# Launches at once. Rank `rank` fails at the `moment`: while the group forms, in a step, or when its work is done. The rank
+# that outlives it does nothing from then on, and notices nothing.
 ELSEWHERE = {"MASTER_ADDR": "127.0.0.77", "MASTER_PORT": "taken"}  # the number of a port that somebody listens on
 FINE = (
     {"world_size": 2, "epochs": 2, "failure": {}},
     {"world_size": 2, "epochs": 4, "failure": {}, "environment": ELSEWHERE},
+    {"world_size": 1, "epochs": 0, "failure": {}},
 )
 FAILING = (
     {"world_size": 2, "epochs": 2, "failure": {"rank": 1, "moment": 2, "how": "raise"}},
-    {"world_size": 3, "epochs": 1, "failure": {"rank": 2, "moment": "joining", "how": "raise"}},
+    {"world_size": 3, "epochs": 1, "failure": {"rank": 2, "moment": "joining", "how": "raise", "outlived_by": 0}},
     {"world_size": 2, "epochs": 2, "failure": {"rank": 0, "moment": 4, "how": "kill"}},
     {"world_size": 2, "epochs": 1, "failure": {"rank": 1, "moment": "leaving", "how": "exit"}},
 )  # fmt: skip
@@ -84,7 +102,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         said = ("launch_distributed started one process and waits for it to end before it starts the next, while that "
                 "process waits in init_process_group for the others.")  # fmt: skip
         return grader.diagnosis(
-            "sequential-workers", said, evidence=evidence(run), of=[0], at=r"\.join\( || \.wait\( || " + SPAWN
+            "sequential-workers", said, evidence=evidence(run), of=[0], at=r"(?<!path)\.join\( || \.wait\( || " + SPAWN
         )
     return None
 
@@ -108,7 +126,8 @@ def _train(grader: Grader, world: int, epochs: int) -> dict[str, torch.Tensor]:
             optimizer.zero_grad()
             (sum(nn.functional.cross_entropy(net(x[share]), y[share]) for share in shares) / world).backward()  # type: ignore[union-attr]
             optimizer.step()
-    return {f"linear.{name}": value.detach() for name, value in net.state_dict().items()}
+    weights = {f"linear.{name}": value.detach() for name, value in net.state_dict().items()}
+    return weights | {BUFFER: torch.tensor(epochs * -(-len(samplers[0]) // BATCH))}
 
 
 def trained(launch: dict[str, Any]) -> list[dict[str, Any]]:
@@ -131,17 +150,28 @@ def judge_weights(grader: Grader, launch: dict[str, Any], world: int, epochs: in
         keys = ", ".join(map(repr, list(weights)[:2]))
         said = f"The keys are {keys}: with the wrapper's prefix a plain model cannot load them."
         grader.fail("prefixed-keys", said, at=r"state_dict || " + RETURN)
+    right = _train(grader, world, epochs)
+    at = r"parameters\( || state_dict || " + RETURN
+    if missing := [name for name in right if name not in weights]:
+        what = "the model's buffer" if missing == [BUFFER] else "which the model's state_dict has"
+        said = (
+            f"launch_distributed returned no {missing[0]!r}, {what}. A state_dict has the parameters and the buffers."
+        )
+        grader.fail("wrong-return", said, at=at)
+    for name, value in right.items():
+        if weights[name].dtype != value.dtype:
+            said = f"{name!r} came back as {weights[name].dtype}; in the model's state_dict it is {value.dtype}."
+            grader.fail("wrong-return", said, at=r"\.float\(|\.double\(|\.half\(|dtype || " + at)
     asked = f"world_size={world} and epochs={epochs} were asked for, and these are the weights"
     mistakes = [
         Hypothesis("untrained-weights-returned", "These are the initial weights: what the other processes trained did "
                    "not come back.", lambda: _train(grader, world, 0), RETURN),
         *also,
-        *(Hypothesis("drops-arguments", f"{asked} after {other} epochs.", lambda other=other: _train(grader, world, other))
+        *(Hypothesis("drops-arguments", f"{asked} after {other} epoch{'s' * (other > 1)}.", lambda other=other: _train(grader, world, other))
           for other in (*range(1, 12), 20, 50, 100)),
         *(Hypothesis("wrong-world-size", f"{asked} of another world size, {other}.",
                      lambda other=other: _train(grader, other, epochs)) for other in range(1, 5)),
     ]  # fmt: skip
-    right = _train(grader, world, epochs)
     grader.explain(
         "What came back",
         [weights],
@@ -222,7 +252,7 @@ def test_failure_reaches_the_caller(grader: Grader) -> None:
         if launch is None:
             headline = run.cause.headline if run.cause is not None else ""
             said = f"{happened}, and launch_distributed never came back. {headline}"
-            at = r"\.join\( || \.get\( || \.wait\( || " + SPAWN
+            at = r"(?<!path)\.join\( || \.get\( || \.wait\( || " + SPAWN
             grader.fail("hang-on-failure", said.strip(), evidence=evidence(run), of=[rank], at=at)
         error = launch.get("error")
         if error is None and not any(one["what"] == "fails" for one in launch["noted"]):
@@ -258,7 +288,7 @@ def test_leaves_nothing(grader: Grader) -> None:
             grader.fail("leaves-processes", said, at=SPAWN)
         if launch["changed"]:
             said = f"The caller's environment was changed: {_some(launch['changed'])}."
-            grader.fail("leaves-environment", said, at=r"environ || " + SPAWN)
+            grader.fail("leaves-environment", said, at=_writes(grader, launch["changed"]))
     if run.left_running:
         said = f"{_some(run.left_running)} kept running after the launch, although the ranks had ended."
         grader.fail("leaves-processes", said, at=SPAWN)
@@ -297,17 +327,30 @@ def test_leaves_nothing_after_a_failure(grader: Grader) -> None:
         failure = asked["failure"]
         after = f"When rank {failure['rank']} had failed {MOMENTS[failure['moment']]}, " if failure else ""
         if launch["running"]:
-            said = f"{after}{launch['running']} other ranks were still running after launch_distributed had raised."
-            grader.fail("leaves-processes", said, at=r"terminate|kill || " + UNSEEN)
+            others = "another rank was" if launch["running"] == 1 else f"{launch['running']} other ranks were"
+            said = f"{after}{others} still running after launch_distributed had raised."
+            grader.fail("leaves-processes", said, at=r"terminate|kill || raise (?!Value) || " + UNSEEN)
         if launch["changed"]:
             said = f"{after}the caller's environment was changed: {_some(launch['changed'])}."
-            grader.fail("leaves-environment", sentence(said), at=r"environ || " + SPAWN)
+            grader.fail("leaves-environment", sentence(said), at=_writes(grader, launch["changed"]))
     files = [name for name in run.left_files if not NOT_ITS_OWN.search(name)]
     if files:
         said = (
             f"After launches in which ranks failed, {_some(files)} {'was' if len(files) == 1 else 'were'} left behind."
         )
         grader.fail("leaves-files", said, at=r"save\( || mkstemp|mkdtemp|tempfile || " + SPAWN)
+
+
+def _writes(grader: Grader, changed: list[str]) -> Frame | str:
+    """The line of launch_distributed itself that changes the environment, before any in a function that a rank runs."""
+    tree, lines = parse(grader.submission.text), grader.submission.text.splitlines()
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.FunctionDef) and node.name == "launch_distributed":
+            for pattern in (*(f"environ.*{re.escape(name)}" for name in changed), WRITES, "environ"):
+                for line in range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1):
+                    if re.search(pattern, lines[line - 1].split("#")[0]):
+                        return Frame(str(grader.submission.file), line, node.name)
+    return r"environ || " + SPAWN
 
 
 def _asked(launch: dict[str, Any]) -> dict[str, int]:

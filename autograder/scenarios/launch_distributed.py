@@ -32,13 +32,18 @@ PATIENCE_SECONDS = 5.0
 GONE_SECONDS = 2.0
 ENDING_SECONDS = 15.0
 """How long a rank that failed may take to leave: on a busy machine its interpreter's end alone takes seconds."""
+OUTLIVING_SECONDS = 60.0
+"""How long a rank that is to outlive the one that failed does nothing: it ends only when it is ended."""
 STILL_LOOKS = 10
 
 _make_group, _destroy = c10d._new_process_group_helper, dist.destroy_process_group
 
 
 class Classifier(nn.Module):
-    """A linear classifier with the same first weights in every process; notes which process trains it."""
+    """A linear classifier with the same first weights in every process; notes which process trains it.
+
+    Its buffer counts the steps, so a state_dict is more than the parameters, and not all of it is floats.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,11 +51,13 @@ class Classifier(nn.Module):
         with torch.no_grad():
             self.linear.weight.copy_(torch.linspace(-0.5, 0.5, FEATURES * CLASSES).view(CLASSES, FEATURES))
             self.linear.bias.zero_()
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
         self.steps = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, FEATURES) → (B, CLASSES)."""
         self.steps += 1
+        self.batches += self.training
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (-1, 1)
         if self.steps == 1:
             _note("trains", rank, world_size)
@@ -94,6 +101,8 @@ def _note(what: str, rank: int, world_size: int) -> None:
 
 def _fail(moment: str | int, rank: int) -> None:
     failure = json.loads(os.environ.get(FAILURE, "{}"))
+    if (failure.get("moment"), failure.get("outlived_by")) == (moment, rank):
+        time.sleep(OUTLIVING_SECONDS)
     if (failure.get("moment"), failure.get("rank")) != (moment, rank):
         return
     _note("fails", rank, dist.get_world_size() if dist.is_initialized() else 1)

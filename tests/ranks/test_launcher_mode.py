@@ -3,11 +3,13 @@
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lockstep import ranks
 from lockstep.ranks import Outcome, Run
+from lockstep.ranks.limits import Limits
 
 BODIES = Path(__file__).with_name("bodies.py")
 
@@ -163,3 +165,24 @@ def test_this_python_has_what_a_fork_server_needs() -> None:
     from lockstep.ranks import fork_server
 
     assert fork_server.available()
+
+
+def test_a_launcher_does_not_pay_for_the_interpreters_it_waits_for() -> None:
+    """Each rank may be an interpreter of its own, which takes seconds to import torch."""
+    busy = "import time\nwhile time.process_time() < 2: pass"
+    waits = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {busy!r}], check=True)\ntime.sleep(1)"
+    run = ranks.run(ranks.Source(waits), 1, launcher=True, cpu_limit=1.0)
+    assert run.ok, run.cause
+    run = ranks.run(ranks.Source("while True: pass"), 1, launcher=True, cpu_limit=1.0)
+    assert run.cause is not None and run.cause.headline.startswith("the launcher was still computing after 1 s")
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "started", "ends"), [(15.0, 0.0, True), (15.0, 8.0, False), (18.5, 8.0, True), (25.0, 90.0, True)]
+)
+def test_their_processor_time_is_added_to_the_deadline(elapsed: float, started: float, ends: bool) -> None:
+    """Up to as much again, so that endless loops in them come to an end as well."""
+    job = SimpleNamespace(deadline=10.0, process_limit=None, idle_limit=None, launcher=True)
+    limits = Limits(SimpleNamespace(job=job, members=[], failed_at=None, elapsed=lambda: elapsed))  # type: ignore[arg-type]
+    limits.started = started
+    assert bool(list(limits.look(still_for=0.0))) is ends

@@ -58,6 +58,10 @@ class Limits:
         self.run, self.job = run, run.job
         self.measured = self.counted = 0.0
         self.threads = 0
+        self.started = 0.0
+        """Processor seconds of what a launcher has started. Each of its ranks may be an interpreter that imports torch, and
+        the run gets as much longer, up to twice its deadline.
+        """
 
     def look(self, still_for: float) -> Iterator[Decision]:
         """Measure, unless that was done only just now. Each decision is to be carried out before the next is taken.
@@ -75,7 +79,7 @@ class Limits:
         if job.process_limit and (now - self.counted > CROWD_TICK or threads > self.threads + MANY_THREADS):
             self.counted, self.threads = now, threads
             yield from self._look_at_crowd(job.process_limit)
-        if job.deadline and run.elapsed() > job.deadline:
+        if job.deadline and run.elapsed() > job.deadline + min(self.started, job.deadline):
             yield UsedUp(RunEnd(Why.DEADLINE, job.deadline))
         elif job.idle_limit and still_for > job.idle_limit and run.failed_at is None:
             yield UsedUp(RunEnd(Why.IDLE, job.idle_limit))
@@ -83,7 +87,8 @@ class Limits:
     def _look_at(self, member: Member) -> Iterator[Decision]:
         job = self.job
         member.peak_memory = max(member.peak_memory, processes.private_memory(member.pid))
-        member.cpu = processes.cpu_seconds(member.pid) or member.cpu
+        # What a launcher has waited for are its ranks.
+        member.cpu = processes.cpu_seconds(member.pid, alone=job.launcher) or member.cpu
         if member.done:
             return
         if job.memory_limit and member.peak_memory > job.memory_limit:
@@ -109,6 +114,9 @@ class Limits:
         busy = sum(map(processes.cpu_seconds, started))
         at_birth = processes.private_memory(os.getpid())  # what a fork shares with us until it writes
         held = sum(max(0, processes.private_memory(pid) - at_birth) for pid in started)
+        if job.launcher:
+            waited_for = sum(processes.cpu_seconds(pid) - processes.cpu_seconds(pid, alone=True) for pid in members)
+            self.started = max(self.started, busy + waited_for)
         if job.memory_limit and held > job.memory_limit:
             yield from self._break_busiest(parents, Outcome.OUT_OF_MEMORY)
             yield Kill(started)

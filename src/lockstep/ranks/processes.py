@@ -450,10 +450,10 @@ def private_memory(pid: int) -> int:
     return total
 
 
-def cpu_seconds(pid: int) -> float:
-    """Processor seconds that the process and the children it has waited for have used; 0.0 when it is gone."""
+def cpu_seconds(pid: int, alone: bool = False) -> float:
+    """Processor seconds that the process has used, with the children it has waited for, or `alone`; 0.0 when it is gone."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return sum(map(int, _stat(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
+        return sum(map(int, _stat(pid)[11 : 13 if alone else 15])) / os.sysconf("SC_CLK_TCK")
     return 0.0
 
 
