@@ -16,6 +16,7 @@ from judging.train_ddp import (
     FUNCTION,
     LOOP,
     LOSS_LINE,
+    PRINT,
     SCALED_RATE,
     WRAP,
     Training,
@@ -26,6 +27,7 @@ from judging.train_ddp import (
     judge_bytes,
     judge_drift,
     judge_each_step,
+    judge_output,
     judge_repeats,
     loss_mistakes,
     moved_after_wrapping,
@@ -50,7 +52,6 @@ MAIN_LOSS, UNEVEN_LOSS = Tolerance(0.0, 2e-3), Tolerance(0.0, 5e-4)
 
 TRAIN_CALL = r"\btrain_ddp\(.*(?<!:)$ || " + FUNCTION
 LOADER = r"DataLoader\( || Sampler\( || " + FUNCTION
-PRINT = r"print\( || " + FUNCTION
 
 
 def main_run(grader: Grader) -> Training:
@@ -234,11 +235,11 @@ def test_parameters(grader: Grader) -> None:
     judge_drift(grader, training)
     seen, reduced = training.run.observed("state"), reduced_in_backward(training.run)[0]
     what = f"After {min(training.steps)} steps, compared with one process that trains on the joined batches by SGD with lr={RATE}, a weight"
-    mistakes = weight_mistakes(training, scales_rate=grader.line(SCALED_RATE) is not None)
+    right = replay(training)
+    mistakes = weight_mistakes(training, right, scales_rate=grader.line(SCALED_RATE) is not None)
     alone = not reduced and not wraps(training.run)
     said = f"{reduced} gradient all-reduces were seen in backward."
     other = Hypothesis("not-wrapped" if alone else "different-weights", said, Each(seen))
-    right = replay(training)
     grader.explain(what, seen, right.state, [*mistakes, other], otherwise=other.id, at=BACKWARD, tolerance=CLOSE)
     judge_each_step(grader, training, right)
     judge_bytes(grader, training)
@@ -332,6 +333,7 @@ def test_uneven_data(grader: Grader) -> None:
 def test_loss_counts_samples(grader: Grader) -> None:
     """with batches of different sizes, each sample counts once in that mean"""
     training, what = uneven_run(grader), "The mean loss over all samples that was printed"
+    judge_output(grader, training)
     right, mistakes = uneven_loss_mistakes(training, replay(training))
     seen = printed_losses(training)
     grader.explain(what, seen, by_epoch(right), mistakes, otherwise="wrong-loss", at=PRINT, tolerance=UNEVEN_LOSS)
@@ -357,6 +359,9 @@ def test_leaves_the_group(grader: Grader) -> None:
     still = [rank for rank, left in enumerate(main_run(grader).run.observed("group_open")) if left]
     said = "After train_ddp returned, {ranks} still belonged to the process group."
     grader.fail_on(still, "group-left-open", said, at=r"cleanup_ddp\( || ^\s+return || " + FUNCTION)
+    still = [rank for rank, left in enumerate(lone_run(grader).observed("open_without_epochs")) if left]
+    said = "After train_ddp with epochs=0, {ranks} still belonged to the process group."
+    grader.fail_on(still, "group-left-open", said, at=r"if .*\bepochs\b || ^\s+return || " + FUNCTION)
     own = [rank for rank, called in enumerate(broken_run(grader).observed("called")) if "setup_ddp" not in called]
     said = "train_ddp made the process group on {ranks} without a call of setup_ddp."
     grader.fail_on(own, "setup-not-used", said, at=r"init_process_group || " + FUNCTION)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lockstep.grading import Collective, Grader, Hypothesis, Run, Tolerance, Where, difference, names, parse
+from lockstep.grading import Collective, Grader, Hypothesis, Run, Tolerance, Where, difference, factor_of, names, parse
 
 EPOCHS = 3
 SMALL = 64  # bytes: a collective this small carries no gradients
@@ -26,6 +26,7 @@ LOSS_LINE = re.compile(r"^epoch (\d+): loss (-?\d+\.\d{4})$")
 SAME, CLOSE = Tolerance(0.0, 1e-6), Tolerance(1e-5, 1e-5)
 FUNCTION = r"def train_ddp"
 LOOP = r"for epoch in || for .* in range\( || " + FUNCTION
+PRINT = r"print\( || " + FUNCTION
 WRAP = r"= *(\w+\.)*(DDP|DistributedDataParallel)\( || " + FUNCTION
 BACKWARD = r"\.backward\( || " + LOOP
 SCALED_RATE = r"\blr\b[^*]*\*.*\b(world|size|n)|\b(world|size|n)\w*(\(\))? *\* *\w*lr\b"
@@ -189,6 +190,17 @@ def judge_repeats(grader: Grader, training: Training) -> None:
             grader.fail("missing-set-epoch", said, of=range(training.world), at=LOOP)
 
 
+def judge_output(grader: Grader, training: Training) -> None:
+    """Nothing but rank 0's lines, where the shares had to be filled up."""
+    for report in training.run.ranks:
+        lines = [line for line in report.stdout.splitlines() if line.strip()]
+        odd = [line for line in lines if report.rank or not LOSS_LINE.match(line.strip())]
+        said = f"With {len(training.x)} samples on {training.world} ranks, rank {report.rank} printed {odd[0] if odd else ''!r}. "
+        said += "Rank 0's line after each epoch is all that may be printed."
+        id = "every-rank-speaks" if report.rank else "wrong-loss-format"
+        grader.fail_on([report.rank] * bool(odd), id, said, at=PRINT)
+
+
 def judge_each_step(grader: Grader, training: Training, right: Replayed) -> None:
     """Whether every rank had the right weights before each step, not only in the end."""
     for step, weights in enumerate(right.steps):
@@ -222,12 +234,17 @@ def judge_drift(grader: Grader, training: Training) -> None:
     plain = f"{apart}: no gradients were exchanged, so each rank trained its own model."
     lost = f"{apart}: {names(moved)} moved or cast the model after it was wrapped, and DDP's hooks were lost without any message."
     past = f"{apart}: the model was wrapped, but no backward pass exchanged a gradient. Was the forward pass called on the wrapper?"
+    first = next(
+        (apart for own in run.shown if (apart := difference(own[0]["weights"], run.shown[0][0]["weights"], SAME))), None
+    )
+    began = f"{first.path if first else ''} differed between the ranks before the first step already: the model that each rank made began with weights of its own. Give all ranks rank 0's."
     averaged = f"{apart}, although the gradients were averaged {reduced[0]} times"
     never = wrapped and not any(reduced)
     for applies, id, said, of, at in (
         (not wrapped and not carriers(run.collectives[0]), "not-wrapped", plain, both, r"model_class\( || " + FUNCTION),
         (never and moved, "cast-after-wrapping", lost, moved, WRAP),
         (never, "bypasses-ddp", past, both, r"\.module\( || " + BACKWARD),
+        (first is not None, "drift", began, both, r"model_class\( || " + FUNCTION),
         (
             all(reduced),
             "different-learning-rate-per-rank",
@@ -317,7 +334,17 @@ def replay(
     return Replayed({name: value.detach() for name, value in net.state_dict().items()}, weights, before, after)
 
 
-def weight_mistakes(training: Training, scales_rate: bool) -> list[Hypothesis]:
+def momentum(training: Training, right: Replayed) -> float:
+    """With which momentum rank 0 went its second step, if that is all that was wrong with it; 0 where none explains it."""
+    shown = [one["weights"] for one in training.run.shown[0][:3]]
+    if len(shown) < 3 or len(right.steps) < 3:
+        return 0.0
+    too_far = [right.steps[2][name] - weights for name, weights in shown[2].items()]
+    before = [weights - shown[1][name] for name, weights in shown[0].items()]
+    return round(factor_of(too_far, before, CLOSE) or 0.0, 3)
+
+
+def weight_mistakes(training: Training, right: Replayed, scales_rate: bool) -> list[Hypothesis]:
     """The weights in the end. With `scales_rate` the code has lr · world_size, which gives what a sum would."""
 
     def gives(**how: Any) -> Callable[[], State]:
@@ -327,7 +354,8 @@ def weight_mistakes(training: Training, scales_rate: bool) -> list[Hypothesis]:
     summed = gives(factor=world)
     wise = "It is what lr · world_size gives. That can be wise, but it is the caller's choice."
     scaled = Hypothesis("scales-lr", wise, summed, SCALED_RATE)
-    momentum = gives(optimizer=lambda values, lr: torch.optim.SGD(values, lr, momentum=0.9))
+    keeps = momentum(training, right)
+    heavy = gives(optimizer=lambda values, lr: torch.optim.SGD(values, lr, momentum=max(0.0, keeps)))
     twice = r"/ *=? *(world_size|dist\.get_world_size) || " + BACKWARD
     still = (
         "No weight changed: the optimizer does not hold the parameters of the model that was trained, or never stepped."
@@ -349,7 +377,7 @@ def weight_mistakes(training: Training, scales_rate: bool) -> list[Hypothesis]:
         Hypothesis("ignores-lr", f"It is what lr=0.1 gives; lr={training.rate} was asked for.", gives(rate=0.1), r"SGD\( || lr"),
         Hypothesis("wrong-optimizer", "It is what Adam gives; plain SGD was asked for.", gives(optimizer=torch.optim.Adam), adam),
         Hypothesis("wrong-optimizer", "It is what AdamW gives; plain SGD was asked for.", gives(optimizer=torch.optim.AdamW), adam),
-        Hypothesis("wrong-optimizer", "It is what SGD with momentum 0.9 gives; plain SGD was asked for.", momentum, r"momentum || SGD\("),
+        Hypothesis("wrong-optimizer", f"It is what SGD with momentum {keeps:g} gives; plain SGD was asked for.", heavy, r"momentum || SGD\("),
         *decays,
         Hypothesis("optimizer-on-stale-parameters", still, gives(updates="never"), sgd),
         Hypothesis("sum-not-mean-loss", "It is what the sum of the samples' losses gives instead of their mean.", gives(reduction="sum"), r"reduction || CrossEntropy|cross_entropy"),
