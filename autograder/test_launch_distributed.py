@@ -47,10 +47,10 @@ NOT_ITS_OWN = re.compile(r"pytorch-errorfile-|torchinductor_|pymp-|^(journal|lau
 rank that ends late writes after they were removed."""
 
 # Launches at once. Rank `rank` fails at the `moment`: while the group forms, in a step, or when its work is done. The rank
-# that outlives it does nothing from then on, and notices nothing.
+# that outlives it does nothing from then on, and notices nothing. A rank that lingers is the last to leave.
 ELSEWHERE = {"MASTER_ADDR": "127.0.0.77", "MASTER_PORT": "taken"}  # the number of a port that somebody listens on
 FINE = (
-    {"world_size": 2, "epochs": 2, "failure": {}},
+    {"world_size": 2, "epochs": 2, "failure": {}, "lingers": 1},
     {"world_size": 2, "epochs": 4, "failure": {}, "environment": ELSEWHERE},
     {"world_size": 1, "epochs": 0, "failure": {}},
 )
@@ -58,7 +58,7 @@ FAILING = (
     {"world_size": 2, "epochs": 2, "failure": {"rank": 1, "moment": 2, "how": "raise"}},
     {"world_size": 3, "epochs": 1, "failure": {"rank": 2, "moment": "joining", "how": "raise", "outlived_by": 0}},
     {"world_size": 2, "epochs": 2, "failure": {"rank": 0, "moment": 4, "how": "kill"}},
-    {"world_size": 2, "epochs": 1, "failure": {"rank": 1, "moment": "leaving", "how": "exit"}},
+    {"world_size": 2, "epochs": 1, "failure": {"rank": 1, "moment": "leaving", "how": "exit"}, "lingers": 1},
 )  # fmt: skip
 MOMENTS = {"joining": "while the group was forming", 2: "in its second step", 4: "in its last step",
            "leaving": "after its last step"}  # fmt: skip
@@ -255,7 +255,7 @@ def test_failure_reaches_the_caller(grader: Grader) -> None:
             at = r"(?<!path)\.join\( || \.get\( || \.wait\( || " + SPAWN
             grader.fail("hang-on-failure", said.strip(), evidence=evidence(run), of=[rank], at=at)
         error = launch.get("error")
-        if error is None and not any(one["what"] == "fails" for one in launch["noted"]):
+        if error is None and not any(one["what"] in ("lingers", "fails") for one in launch["noted"]):
             said = f"Rank {rank} of {asked['world_size']} was to fail {MOMENTS[failure['moment']]} of {asked['epochs']} epochs"
             grader.fail("drops-arguments", f"{said}, but it never got that far.", of=[rank], at=SPAWN)
         if error is None:
@@ -309,6 +309,10 @@ def test_launches_at_once(grader: Grader) -> None:
             taken = "EADDRINUSE" in launch["error"] or "address already in use" in launch["error"].lower()
             said = f"{what} raised {_shortened(launch['error'])}. {where}"
             grader.fail("hard-coded-port" if taken else "launches-interfere", said.strip(), at=r"[Pp]ort || " + SPAWN)
+        if (noted := [one["what"] for one in launch["noted"]]).count("lingers") > noted.count("leaves"):
+            slow = asked["lingers"]
+            said = f"launch_distributed returned while rank {slow} of {asked['world_size']} was still running. Wait for all ranks."
+            grader.fail("leaves-processes", said, of=[slow], at=r"is_alive || " + UNSEEN)
         also = [
             Hypothesis("launches-interfere", "These are the weights of another launch that ran at the same time.",
                        lambda other=other: _train(grader, **_asked(other)), r"save\( || load\( || " + RETURN)

@@ -34,6 +34,8 @@ ENDING_SECONDS = 15.0
 """How long a rank that failed may take to leave: on a busy machine its interpreter's end alone takes seconds."""
 OUTLIVING_SECONDS = 60.0
 """How long a rank that is to outlive the one that failed does nothing: it ends only when it is ended."""
+LINGERING_SECONDS = 1.5
+"""How much longer than the others a rank takes that is the last to leave."""
 STILL_LOOKS = 10
 
 _make_group, _destroy = c10d._new_process_group_helper, dist.destroy_process_group
@@ -75,9 +77,15 @@ def _new_process_group_helper(*arguments, **options):
 
 
 def destroy_process_group(*arguments, **options) -> None:
-    """Leave the group; a rank that is to fail at the very end fails then."""
+    """Leave the group; a rank that is to fail at the very end fails then, and one that is to be the last waits."""
     rank = dist.get_rank() if dist.is_initialized() else -1
+    lingers = json.loads(os.environ.get(FAILURE, "{}")).get("lingers") == rank
+    if lingers:
+        _note("lingers", rank, 1)
     _destroy(*arguments, **options)
+    if lingers:
+        time.sleep(LINGERING_SECONDS)
+        _note("leaves", rank, 1)
     _fail("leaving", rank)
 
 
@@ -226,7 +234,9 @@ def at_once(submission, launches: list[dict], x: torch.Tensor, y: torch.Tensor) 
         if not pid:
             status = 1
             try:
-                os.environ[FAILURE] = json.dumps(launch["failure"] | {"launcher": os.getpid()})
+                os.environ[FAILURE] = json.dumps(
+                    launch["failure"] | {"launcher": os.getpid(), "lingers": launch.get("lingers")}
+                )
                 torch.save(_launch(submission, number, launch | {"caught": True}, x, y), f"launch-{number}")
                 status = 0
             finally:

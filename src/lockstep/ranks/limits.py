@@ -59,8 +59,8 @@ class Limits:
         self.measured = self.counted = 0.0
         self.threads = 0
         self.started = 0.0
-        """Processor seconds of what a launcher has started. Each of its ranks may be an interpreter that imports torch, and
-        the run gets as much longer, up to twice its deadline.
+        """Processor seconds of what a launcher has started. Each of its ranks may be an interpreter that imports torch, on a
+        loaded machine: the run gets twice these seconds more, up to three times its deadline in all.
         """
 
     def look(self, still_for: float) -> Iterator[Decision]:
@@ -79,7 +79,7 @@ class Limits:
         if job.process_limit and (now - self.counted > CROWD_TICK or threads > self.threads + MANY_THREADS):
             self.counted, self.threads = now, threads
             yield from self._look_at_crowd(job.process_limit)
-        if job.deadline and run.elapsed() > job.deadline + min(self.started, job.deadline):
+        if job.deadline and run.elapsed() > job.deadline + 2 * min(self.started, job.deadline):
             yield UsedUp(RunEnd(Why.DEADLINE, job.deadline))
         elif job.idle_limit and still_for > job.idle_limit and run.failed_at is None:
             yield UsedUp(RunEnd(Why.IDLE, job.idle_limit))
