@@ -135,6 +135,9 @@ CALLED_MORE = {
     "an inner loop counts down":
         "for epoch in range(2):\n    for i in range(3, -1 if rank == 2 else 0, -1):\n        dist.broadcast(t, 0)\n"
         "    if t.sum() > 0:\n        dist.all_reduce(t)",
+    "an error ends the loop":
+        "def last():\n    return t.sum() < 0\ntry:\n    for x in [t, t]:\n        dist.all_reduce(t)\n        x = {0: t, 1: t}[rank]\n"
+        "        if last():\n            break\n        dist.all_reduce(t)\nexcept KeyError:\n    pass\ndist.barrier()",
     "a step is tried again": OTHER["a rank tries its step again"],
 }  # fmt: skip
 

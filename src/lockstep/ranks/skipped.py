@@ -17,7 +17,7 @@ from .branches import SURE, Parting, alike, header, in_words, line_of, loops_aro
 from .places import IN_STEP, groups, part_of, said_of
 from .rank_values import Function, Loop, Scope, Source, TooLong, called_name
 from .report import Collective, Frame, RankReport
-from .ways import CALLED_ANYWAY, LEAVES, Block, Leaves, Unsure, missing, plain_name, within
+from .ways import CALLED_ANYWAY, LEAVES, Block, Leaves, Unsure, may_catch, missing, plain_name, within
 from .words import names
 
 Chain = tuple[Frame, ...]
@@ -168,20 +168,18 @@ def _left(
     there, home = _last(before), source.home(one[common].line)
     if len(there) <= common or there[:common] != one[:common] or source.home(there[common].line) is not home:
         return None
-    inner = loops_around(home, there[common].line)
+    if not (inner := loops_around(home, there[common].line)):
+        return None
     for made, past in ((one, other), (other, one)):
-        around, outside = (loops_around(home, side[common].line) for side in (made, past))
-        later = made[common].line > there[common].line or _is_ahead(there, made, common)
-        if (
-            inner
-            and around == inner
-            and outside == inner[:-1]
-            and later
-            and past[common].line > (inner[-1].end_lineno or 0)
-        ):
+        line, beyond, end = made[common].line, past[common].line, inner[-1].end_lineno or 0
+        around, outside = loops_around(home, line), loops_around(home, beyond)
+        if may_catch(home, inner[-1].lineno, beyond):
+            continue
+        later = line > there[common].line or _is_ahead(there, made, common)
+        if around == inner and outside == inner[:-1] and later and beyond > end:
             return Turn(made, past, inner[-1].body, (ast.Continue, ast.Break))
         # An inner loop has ended and begun anew: its first turns come again.
-        if inner and outside == inner and around == inner[:-1] and made[common].line > (inner[-1].end_lineno or 0):
+        if outside == inner and around == inner[:-1] and line > end:
             last = {mine[-1].turn for mine in before.values()}
             new = {call.turn for call in calls.values() if call.chain == past}
             if all(_is_anew(inner[-1], *turns) for turns in product(last, new)) and (around or again):

@@ -87,10 +87,10 @@ def ends(one: ast.stmt) -> bool:
     return isinstance(one, ast.Raise) or (isinstance(call, ast.Call) and called_name(call) in ("exit", "_exit", "quit"))
 
 
-def may_catch(home: ast.AST, line: int) -> bool:
-    """Whether an error at this line may be caught in the same function, which goes on after it."""
+def may_catch(home: ast.AST, line: int, beyond: int = 0) -> bool:
+    """Whether an error at this line may be caught in the same function, which goes on after it; at the line `beyond`."""
     around = (one for one in ast.walk(home) if isinstance(one, (ast.Try, ast.With)) and within(one.body, line))
-    return any(_may_swallow(one) for one in around)
+    return any(_may_swallow(one) and not (beyond and within(one.body, beyond)) for one in around)
 
 
 def _may_swallow(one: ast.stmt) -> bool:
