@@ -77,7 +77,7 @@ def test_start(grader: Grader) -> None:
     zero = [Hypothesis("ignores-seed", "They are those of seed 0.", model.initial(0), at)]
     what = f"Of the first weights, for --seed {seed}, one"
     grader.explain(what, began, model.initial(seed), zero, otherwise="start-not-seeded", at=at)
-    learned, at = [[step["rate"] for step in one] for one in steps], r"rate\( || \blr\b || " + TRAIN
+    learned, at = [[step["rate"] for step in one] for one in steps], model.RATE
     mistakes, id = model.rate_mistakes(model.LARGEST, learned[0]), "rate-of-another-step"
     what = "Of the learning rates of all steps, one"
     grader.explain(what, learned, model.rates(model.LARGEST), mistakes, otherwise=id, at=at)
@@ -109,10 +109,11 @@ def test_accumulate(grader: Grader) -> None:
         grader.fail_on([rank] * (max(moved) > 1.5 * size), "syncs-every-micro-batch", what, at=at)
 
 
-@pytest.mark.needs("test_step")
+@pytest.mark.needs("test_accumulate")
 def test_clip(grader: Grader) -> None:
     """the gradient is clipped after it has been averaged"""
-    model.judge_gradient(grader, through(grader, WORLD, "--clip", "0.05"), clip=0.05)
+    clipped = through(grader, WORLD, "--accumulate", "3", "--clip", "0.05")
+    model.judge_gradient(grader, clipped, accumulate=3, clip=0.05)
 
 
 @pytest.mark.needs("test_step")
@@ -136,6 +137,7 @@ def test_evaluation(grader: Grader) -> None:
         run = through(grader, world)
         right, otherwise, mistakes = model.metrics(run, data(grader)["test"])
         got = [[result["loss"], result["accuracy"]] for result in run.observed("result")]
+        model.judge_known(grader, got, right, CLOSE)
         what = f"Of {world} ranks, loss and accuracy ({got[0]}; over the {model.TESTED} samples of the test set {right}): one"
         grader.explain(what, got, right, mistakes, otherwise=otherwise, at=EVALUATION, tolerance=CLOSE)
         looked = [{n for batch in one for n in batch} for one in run.observed("tested")]
@@ -158,7 +160,7 @@ def test_loss(grader: Grader) -> None:
     right = [model.loss(weights, of, [n for part in own for n in part]).item() for own in parts]
     last = [model.loss(weights, of, own[-1]).item() for own in parts]
     every = [model.loss(weights, of, [n for own in parts for part in own for n in part]).item()] * WORLD
-    id, at = "wrong-loss-returned", r"return || " + STEP
+    id, at = "wrong-loss-returned", r"in train_step: return || " + STEP
     mistakes = [
         Hypothesis(id, "It is that of the last micro-batch alone.", Each(last)),
         Hypothesis(id, "It is the sum over the micro-batches.", Each([3 * one for one in right])),
@@ -187,10 +189,8 @@ def test_evaluates_when(grader: Grader) -> None:
 def test_speaks(grader: Grader) -> None:
     """rank 0 tells where it starts and how it goes, with the loss over all ranks; no other rank says anything"""
     run = through(grader)
-    told, *others = [report.stdout for report in run.ranks]
-    loud = [rank for rank, said in enumerate(others, 1) if said.strip()]
-    printed = f"{{ranks}} printed: {''.join(others).strip().partition(chr(10))[0]}"
-    grader.fail_on(loud, "every-rank-speaks", printed, at=r"print\( || " + TRAIN)
+    told = run.ranks[0].stdout
+    model.judge_quiet(grader, run)
     at, lines = r"say\(|print\( || " + TRAIN, told.strip().splitlines()
     every = f"--log-every {model.LOG_EVERY}"
     what = f"In {TOTAL} steps and {model.EPOCHS} epochs, with {every}, rank 0 printed {len(lines)} lines."
@@ -274,8 +274,7 @@ def test_complete(grader: Grader) -> None:
     run, what = grader.require(start(grader, left=left)), f"All {TOTAL} steps were done. Started again,"
     made, at = [len(steps) for steps in run.observed("steps")], r"save\( || " + TRAIN
     grader.explain(f"{what} the number of steps", made, 0, otherwise="trains-on-after-the-end", at=at)
-    results, same = run.observed("result"), Each(through(grader).observed("result"))
-    grader.explain(f"{what} its Result", results, same, otherwise="wrong-metric", at=r"return Result || " + EVALUATION)
+    model.judge_complete(grader, run.observed("result"), through(grader).observed("result"), what)
 
 
 @pytest.mark.needs("test_killed")
@@ -287,6 +286,7 @@ def test_asked(grader: Grader) -> None:
         run = start(grader, signals={"number": int(number), "ranks": ranks, "step": step, "before": before})
         where = "in the forward pass" if before else "just after the update of the weights"
         done, after = job(grader).stops(run, number, ranks, step, where)
+        model.judge_quiet(grader, run, after)
         left = run.observed("files")[0]
         again = grader.require(start(grader, left=left))
         job(grader).goes_on(again, through(grader), done, after, left, stopped=True)

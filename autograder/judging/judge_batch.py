@@ -17,6 +17,7 @@ PORT = r"\bport=|PORT= || " + MEETING
 FOLDER = r"\bfolder= || --folder || " + SRUN
 ASKING = r"#SBATCH.*--signal || \btrap\b || " + SRUN
 REQUEUE = r"scontrol requeue || ^trap || ^wait || " + SRUN
+KILLING = r"^(?!\s*#).*\bkill +(?!-0|-KILL|-9)"
 SHORT = {"t": "time"}
 
 
@@ -163,6 +164,12 @@ class Judge:
         if one.job.restarts == 0 and one.job.signal:
             died = f"{what} The script was killed by {signal.Signals(one.job.signal).name} ({one.job.state})."
             self.fail("script-dies-of-the-signal", died, r"\btrap\b || " + ASKING, one.said)
+        ended = "srun: forcing job termination" in one.said and re.search(
+            KILLING, self.grader.submission.script.text, re.MULTILINE
+        )
+        if ended and not one.of("stopped", 0):
+            what = f"{what} The script sent the signal to srun, which ended the step at once; no rank saved."
+            self.fail("signal-ends-srun", what, KILLING, one.said)
         if not asked:
             came = "went back into the queue" if one.job.restarts else f"ended as {one.job.state}"
             what = f"{what} The job {came}, and no rank was asked to save."

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from lockstep.grading import Each, Grader, Hypothesis, Run, Tolerance, factor_of
+from lockstep.grading import Each, Grader, Hypothesis, Run, Tolerance, equal, factor_of, names
 
 from .resumed import Job, Lines, share, together
 
@@ -26,7 +26,8 @@ ORDER = r"def batches || Sampler\( || " + TRAIN
 STEP = r"def train_step || \.backward\( || " + TRAIN
 EVALUATION = r"def evaluate || " + TRAIN
 LOADING = r"= load\( || def load\( || " + TRAIN
-STOPPING = r"StopRequest\(|stop || " + TRAIN
+STOPPING = r"in train: \bstop\w*\.|\.made\b || in train: StopRequest\(|stop || StopRequest\(|stop || " + TRAIN
+RATE = r"in train: \brate\( || (?<!def )\brate\( || \blr\b || " + TRAIN
 RESULT = r"return Result || " + TRAIN
 LINES = Lines(
     order=ORDER,
@@ -163,6 +164,13 @@ def gradients(run: Run, number: int, of: Pairs, accumulate: int, clip: float) ->
     own = [gradient(share(one[number])) for one in steps]
     last = sum(gradient(one[number]["samples"][-1]) for one in steps) / len(steps)
     early = sum(clipped(one) for one in own) / len(own)
+    parts = []  # of each rank, what its micro-batches have left when each is clipped, and then the last is averaged
+    for one in steps:
+        left = torch.zeros_like(full)
+        for part in one[number]["samples"][:-1]:
+            left = clipped(left + gradient(part) / accumulate)
+        parts.append(left + gradient(one[number]["samples"][-1]) / accumulate)
+    each = clipped(sum(parts) / len(parts))  # type: ignore[arg-type]
     averaged = r"DDP\(|DistributedDataParallel\( || " + STEP
     scaled, mean = r"backward || " + STEP, "wrong-gradient-of-the-batch"
     return clipped(full), [
@@ -173,6 +181,7 @@ def gradients(run: Run, number: int, of: Pairs, accumulate: int, clip: float) ->
                    Each([clipped(one) for one in own]), averaged),
         Hypothesis("gradients-summed", "That is the sum over the ranks, not the mean.", clipped(full * len(steps)), averaged),
         Hypothesis(mean, "Each rank clipped its own gradient, before the average.", early, r"clip || " + STEP),
+        Hypothesis(mean, "The gradient was clipped after each micro-batch, not once, after the average.", each, r"in train_step: clip_ || in train_step: clip || " + STEP),
         Hypothesis(mean, "That is the gradient of the last micro-batch alone.", clipped(last), scaled),
     ]  # fmt: skip
 
@@ -286,6 +295,35 @@ def judge_gradient(grader: Grader, run: Run, accumulate: int = 1, clip: float = 
         what = f"In step {number + 1} the optimizer's gradient"
         id = "wrong-gradient-of-the-batch"
         grader.explain(what, got, wanted, mistakes, otherwise=id, at=STEP, tolerance=LOOSE)
+
+
+def judge_known(grader: Grader, got: list[list[float]], right: list[float], tolerance: Tolerance) -> None:
+    """Not only rank 0 knows the loss and the accuracy."""
+    unknown = [rank for rank, one in enumerate(got) if not equal(one, right, tolerance)]
+    here, there = (" and ".join(f"{n:.4f}" if n is not None else "None" for n in one) for one in (right, got[-1]))
+    what = f"Only rank 0 knows the result. Loss and accuracy are {here} on rank 0; rank {len(got) - 1} has {there}."
+    at = r"in evaluate: \breduce\(|rank == 0 || " + EVALUATION
+    alone = len(got) > 1 and unknown == [*range(1, len(got))]
+    grader.fail_on(unknown if alone else (), "only-rank-0-knows", what, at=at)
+
+
+def judge_complete(grader: Grader, got: list[dict[str, Any]], right: list[dict[str, Any]], what: str) -> None:
+    """A job that had been complete says how good the model is, as it did at its end."""
+    empty = [rank for rank, result in enumerate(got) if None in (result["loss"], result["accuracy"])]
+    none = f"{what} the complete job returned no loss or no accuracy on {{ranks}}."
+    grader.fail_on(empty, "complete-job-returns-no-loss", none, at=RESULT)
+    at = r"return Result || " + EVALUATION
+    grader.explain(f"{what} its Result", got, Each(right), otherwise="wrong-metric", at=at)
+
+
+def judge_quiet(grader: Grader, run: Run, what: str = "") -> None:
+    """No rank but rank 0 has printed anything; `what` tells what happened before."""
+    said = {report.rank: report.stdout.strip().partition("\n")[0] for report in run.ranks[1:] if report.stdout.strip()}
+    if said:
+        first = next(iter(said.values()))
+        words = re.escape(re.split(r"\d", first)[0].strip()) or r"print\("
+        told = f"{what} {names(said).capitalize()} printed: {first}".strip()
+        grader.fail("every-rank-speaks", told, of=said, at=rf"{words} || print\( || {TRAIN}")
 
 
 def steps_told(grader: Grader, run: Run) -> list[str]:

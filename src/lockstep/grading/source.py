@@ -36,6 +36,15 @@ def docstring_lines(source: str) -> set[int]:
     return {line for node in strings for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
 
 
+def body_lines(source: str, function: str) -> range:
+    """The lines of the body of the first function of this name; none where there is no such function."""
+    tree = parse(source)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:
+            return range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)
+    return range(0)
+
+
 def searched_lines(source: str) -> list[str]:
     """The lines in which anything is searched and from which anything is quoted, each cut to what can be shown."""
     return [line[:MOST_COLUMNS] for line in source.splitlines()[:MOST_LINES]]

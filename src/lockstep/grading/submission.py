@@ -13,6 +13,7 @@ import ast
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from ..course import Course, CourseError, leaf
 from ..course.stubs import SCRIPT
 from ..ranks.text import CodeLine
 from .request import GradeRequest
-from .source import docstring_lines, parse, searched_lines, without_path
+from .source import body_lines, docstring_lines, parse, searched_lines, without_path
 from .text import cut, harmless
 
 MAX_BYTES = 1 << 20
@@ -63,10 +64,15 @@ class Submission:
     def line(self, patterns: str) -> int | None:
         """The first line of code that matches; several patterns, tried in order, are separated by ` || `.
 
-        An import is no match for a pattern that doesn't ask for one.
+        `in NAME: PATTERN` looks only into the body of the function NAME. An import is no match for a pattern that
+        doesn't ask for one.
         """
         for pattern in patterns.split(" || "):
-            for number, line in enumerate(self._lines, 1):
+            lines: Iterable[int] = range(1, len(self._lines) + 1)
+            if within := re.fullmatch(r"in (\w+): (.+)", pattern):
+                lines, pattern = body_lines(self.text, within[1]), within[2]
+            for number in lines:
+                line = self._lines[number - 1] if number <= len(self._lines) else ""
                 code = line if line.startswith("#SBATCH") else line.split("#")[0]
                 imports = re.match(r"\s*(from|import) ", code) and "import" not in pattern
                 if number not in self._prose and not imports and re.search(pattern, code):
