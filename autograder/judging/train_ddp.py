@@ -237,7 +237,7 @@ def judge_drift(grader: Grader, training: Training) -> None:
     first = next(
         (apart for own in run.shown if (apart := difference(own[0]["weights"], run.shown[0][0]["weights"], SAME))), None
     )
-    began = f"{first.path if first else ''} differed between the ranks before the first step already: the model that each rank made began with weights of its own. Give all ranks rank 0's."
+    began = f"{first.path if first else ''} differed between the ranks before the first step: each rank started with different weights. Give all ranks rank 0's."
     averaged = f"{apart}, although the gradients were averaged {reduced[0]} times"
     never = wrapped and not any(reduced)
     for applies, id, said, of, at in (
