@@ -25,6 +25,7 @@ from judging.mixed_precision import (
     STALE,
     WORLD,
     Played,
+    bfloat16_overflow_run,
     bfloat16_run,
     clipped,
     float16_run,
@@ -108,7 +109,7 @@ def read_error(grader: Grader, error: Any, ranks: tuple[int, ...], step: int) ->
 
 def judge_precision(grader: Grader, played: Played) -> None:
     """What the layers, the loss, the parameters and the backward ran in."""
-    wanted = played.dtype
+    wanted, given = played.dtype, str(played.y.dtype).removeprefix("torch.")
     for step, seen in enumerate(played.steps):
         types = [one["types"] for one in seen]
         asked = f"In step {step}, with dtype=torch.{wanted},"
@@ -125,6 +126,8 @@ def judge_precision(grader: Grader, played: Played) -> None:
             ("ignores-loss-fn", "{ranks} never called loss_fn.", r"cross_entropy || " + BACKWARD, [not one["loss"] for one in types]),
             ("loss-in-half", f"the loss of {{ranks}} is a {types[0]['loss']}: the output was {wanted}, and loss_fn was called outside "
              "autocast.", r"loss_fn\( || " + AUTOCAST, [one["loss"] != "float32" for one in types]),
+            ("loss-in-half", f"loss_fn of {{ranks}} was given targets in {types[0]['targets']}, and y is in {given}.",
+             r"\by\.(to|half|bfloat16)\( || " + AUTOCAST, [one["targets"] != given for one in types]),
             ("backward-under-autocast", f"autocast was still on in the backward of {{ranks}}. The model has a layer that computes in float32, "
              f"and its gradient was computed in {wanted}.", BACKWARD, [one["autocast_in_backward"] for one in seen]),
         ]  # fmt: skip
@@ -158,7 +161,7 @@ def judge_scale(grader: Grader, played: Played, step: int) -> None:
     seen = played.steps[step]
     scale = seen[0]["scale_before"]
     factors = [scale if one["factor"] is None else one["factor"] for one in seen]
-    lost = "It is the loss itself: in float16 gradients below 6e-8 are lost."
+    lost = "It is the loss itself: float16 rounds gradients below 3e-8 to zero."
     grader.explain(
         f"The scaler's scale was {scale:g} in step {step}. What backward started from", factors, scale,
         [Hypothesis("never-scales-loss", lost, 1.0)], otherwise="other-scale", at=BACKWARD,
@@ -181,6 +184,9 @@ def gradients_of_mistakes(
     each = torch.cat([clipped(piece, max_norm) for piece in gradient.split(NUMBERS)])
     begin, rest = gradient.split([sum(NUMBERS[:FIRST_GROUP]), sum(NUMBERS[FIRST_GROUP:])])
     one_group = torch.cat([clipped(begin, max_norm), rest])
+    largest, sum_ = float(gradient.norm(torch.inf)), float(gradient.norm(1))
+    by_largest = f"They were clipped by their largest number ({largest:.4g}) instead of their 2-norm."
+    by_sum = f"They were clipped by their 1-norm ({sum_:.4g}) instead of their 2-norm."
     length = f"The direction is correct, but the length is {found / float(right.norm()):.4g} times what it should be."
     stale = gradient + STALE
     return [
@@ -192,6 +198,8 @@ def gradients_of_mistakes(
         Hypothesis("clips-by-value", by_value, gradient.clamp(-max_norm, max_norm), r"clip_grad_value || clamp || " + CLIP),
         Hypothesis("clips-each-parameter", f"Each parameter's gradient was clipped to {max_norm:g} by itself.", each, CLIP),
         Hypothesis("wrong-clip", "Only the optimizer's first group of parameters was clipped.", one_group, CLIP),
+        Hypothesis("wrong-clip", by_largest, gradient * min(1.0, max_norm / largest), CLIP),
+        Hypothesis("wrong-clip", by_sum, gradient * min(1.0, max_norm / sum_), CLIP),
         Hypothesis("wrong-clip", length, gradient / norm * found, CLIP),
     ]  # fmt: skip
 
@@ -230,10 +238,12 @@ def judge_result(grader: Grader, played: Played, step: int) -> None:
             other, "returns-a-tensor", f"On {{ranks}} {name} is a {type_}, where a {kind} is promised.", at=RETURN
         )
     larger = f"It is {scale:g} times as large."
+    with_new = f"The loss was multiplied by {scale:g}, the scale before update(), and divided by {after:g}, the scale after it."
     grader.explain(
         f"The loss that step {step} returned", [one["loss"]["value"] for one in seen], Each(losses),
         [
             *[Hypothesis("returns-scaled-loss", larger, Each([loss * scale for loss in losses]))] * (scale > 1),
+            *[Hypothesis("returns-scaled-loss", with_new, Each([loss * scale / after for loss in losses]))] * (scale != after),
             Hypothesis("wrong-batch-loss", "It is the mean over the ranks.", sum(losses) / WORLD),
             Hypothesis("wrong-batch-loss", f"It is the rank's part of the mean over {WORLD}.", Each([loss / WORLD for loss in losses])),
         ],
@@ -336,6 +346,11 @@ def test_says_skipped(grader: Grader) -> None:
         finite = [rank for rank, one in enumerate(seen) if right and math.isfinite(one["grad_norm"]["value"])]
         said = f"In step {step} {what}, and grad_norm is a finite number on {{ranks}}."
         grader.fail_on(finite, "wrong-norm", said, at=CLIP)
+    seen = bfloat16_overflow_run(grader).steps[0]
+    for took, did in ((True, "took its step"), (False, "took no step")):
+        wrong = [r for r, one in enumerate(seen) if bool(one["used"]) is took and bool(one["skipped"]["value"]) is took]
+        said = f"With bfloat16 rank 1's gradients were nan, and the scaler isn't enabled. The optimizer of {{ranks}} {did}, and skipped is {took} there."
+        grader.fail_on(wrong, "misreports-skipping", said, at=SKIPPED)
 
 
 @pytest.mark.needs("test_overflow")

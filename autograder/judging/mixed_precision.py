@@ -73,7 +73,9 @@ class Played:
         hidden = torch.tanh(F.linear(self.x[rank, step].double(), own["first.weight"], own["first.bias"]))
         hidden = torch.tanh(F.linear(hidden, own["middle.weight"], own["middle.bias"]))
         logits = F.linear(hidden, own["last.weight"], own["last.bias"])
-        loss = F.cross_entropy(logits, self.y[rank, step], label_smoothing=0.3) * self.sizes[rank, step].item()
+        y = self.y[rank, step]
+        y = y.double() if y.is_floating_point() else y
+        loss = F.cross_entropy(logits, y, label_smoothing=0.3) * self.sizes[rank, step].item()
         gradients = torch.autograd.grad(loss, list(own.values()))
         return loss.item(), torch.cat([gradient.flatten() for gradient in gradients])
 
@@ -116,8 +118,17 @@ def float16_run(grader: Grader) -> Played:
 
 
 def bfloat16_run(grader: Grader) -> Played:
-    """Two steps without a scaler."""
-    return play(grader, draw(grader, "bfloat16", "bfloat16", [WIDE, NARROW]))
+    """Two steps without a scaler. The targets are probabilities, in float32; loss_fn has to get them like that."""
+    drawn = draw(grader, "bfloat16", "bfloat16", [WIDE, NARROW])
+    drawn["y"] = torch.rand(*drawn["y"].shape, CLASSES, generator=grader.generator("targets")).softmax(-1)
+    return play(grader, drawn)
+
+
+def bfloat16_overflow_run(grader: Grader) -> Played:
+    """One step in which rank 1's batch makes the gradients nan, and no scaler is enabled that would notice."""
+    drawn = draw(grader, "bfloat16 overflow", "bfloat16", [NARROW])
+    drawn["x"][1, 0] = torch.inf
+    return play(grader, drawn)
 
 
 def overflow_run(grader: Grader) -> Played:

@@ -60,17 +60,17 @@ class Noting(nn.Module):
 
 
 class Loss:
-    """Cross-entropy with label smoothing, `size` times as large. It notes its type, and the gradient that arrives."""
+    """Cross-entropy with label smoothing, `size` times as large. It notes its type, its targets', and the gradient that arrives."""
 
     def __init__(self, size: float) -> None:
         self.size = size
-        self.type = ""
+        self.type = self.targets = ""
         self.factor: float | None = None
 
     def __call__(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """(B, classes) and (B,) → a scalar."""
+        """(B, classes) and (B,) or (B, classes) → a scalar."""
         loss = nn.functional.cross_entropy(logits, targets, label_smoothing=0.3) * self.size
-        self.type = say(loss.dtype)
+        self.type, self.targets = say(loss.dtype), say(targets.dtype)
         if loss.requires_grad:
             loss.register_hook(self._note)
         return loss
@@ -136,7 +136,7 @@ def steps(
         mark("done")
         found.append({
             "start": start, "used": list(used), "end": parameters(inner),
-            "types": {**inner.types, "loss": loss_fn.type},
+            "types": {**inner.types, "loss": loss_fn.type, "targets": loss_fn.targets},
             "parameters": sorted({say(p.dtype) for p in inner.parameters()}),
             "state": sorted({say(t.dtype) for state in optimizer.state.values() for t in state.values() if t is not None}),
             "autocast_in_backward": inner.autocast_in_backward,

@@ -25,4 +25,4 @@ def train_step(ddp_model, x, y, loss_fn, optimizer, scaler, *, dtype, max_norm):
     norm = torch.nn.utils.clip_grad_norm_(ddp_model.parameters(), max_norm=max_norm)
     scaler.step(optimizer)
     scaler.update()
-    return StepResult(loss.item(), norm.item(), bool(bad.item()))
+    return StepResult(loss.item(), norm.item(), scaler.is_enabled() and bool(bad.item()))
