@@ -14,7 +14,7 @@ NOISE = {
     "step": [1.9, 1.4, 1.0, 2.3, 1.7, 2.1, 1.6, 2.7, 1.8],
     "alone": [1.3, 1.5, 2.2, 1.6, 1.8, 1.0, 2.4, 1.7, 1.4],
 }  # the two minima are not of the same repeat
-FIRST = {"step": [5.0, 3.0], "alone": [4.0]}  # how much longer the first steps take
+FIRST = {"step": [5.0, 3.0], "alone": [4.0, 2.5]}  # how much longer the first steps take
 
 Times = dict[str, list[float]]
 Seconds = dict[int, float]
@@ -121,8 +121,8 @@ def ring(
     number = rounds * (ranks - 1)
     whole = size * parameters / bandwidth / buckets
     seconds = number * whole / ranks if share else rounds * whole
-    delays = {"round": number * latency, "once": latency, "none": 0.0, "step": number * latency / buckets}[delay]
-    travel = seconds + delays
+    delays = {"round": number, "once": 1, "phase": 2, "none": 0, "step": number / buckets}
+    travel = seconds + delays[delay] * latency
     if hidden == "nothing":
         return compute + buckets * travel
     if hidden == "everything":
@@ -132,9 +132,12 @@ def ring(
     if hidden == "from the first":
         start = (1 - backward) * compute + backward * compute / buckets
         return max(compute, start + buckets * travel)
+    if hidden == "no queue":
+        return compute + travel
     arrived = 0.0
     for bucket in range(1, int(buckets) + 1):
-        arrived = max(arrived, (1 - backward + backward * bucket / buckets) * compute) + travel
+        early = hidden == "one early" or (hidden == "one early, but for the last" and bucket < buckets)
+        arrived = max(arrived, (1 - backward + backward * (bucket - early) / buckets) * compute) + travel
     return arrived
 
 

@@ -41,18 +41,20 @@ def before() -> None:
 
 
 class Counting(nn.Module):
-    """A layer, a parameter that is not used, and a buffer that counts how often the model was called in training."""
+    """A layer, a parameter that is not used, and two buffers that count how often the model was called in training."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 3)
         self.unused = nn.Parameter(torch.ones(2), requires_grad=False)
         self.register_buffer("calls", torch.full((), 5.0))
+        self.register_buffer("batches", torch.full((), 5))  # whole numbers, like BatchNorm's num_batches_tracked
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, 4) → (B, 3)."""
         if self.training:
             self.calls += 1
+            self.batches += 1
         return self.layer(x)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -77,10 +79,15 @@ def measures(
     counts = {"step": 0, "alone": 0}
     torch.manual_seed(3)
     model = Counting().to(device)
-    ddp_model = DistributedDataParallel(model)
+    ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     ddp_model.zero_grad = model.zero_grad
-    model.layer.bias.grad = torch.full((3,), 7.0, device=device)
     batch = torch.ones(2, 4, device=device)
+    ddp_model.eval()
+    for _ in range(2):  # from here on, gradients lie in DDP's bucket, which later steps overwrite
+        ddp_model(batch).sum().backward()
+    ddp_model.train()
+    model.layer.weight.grad = None
+    model.layer.bias.grad.fill_(7)
     dirty: list[bool] = []
 
     def step() -> None:

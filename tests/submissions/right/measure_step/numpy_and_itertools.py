@@ -21,7 +21,7 @@ class Measurement(NamedTuple):
 @contextlib.contextmanager
 def untouched(module):
     state = {k: v.clone() for k, v in module.named_buffers()}
-    grads = [(p, p.grad) for p in module.parameters()]
+    grads = [(p, p.grad if p.grad is None else p.grad.clone()) for p in module.parameters()]
     yield
     for k, v in module.named_buffers():
         v.copy_(state[k])

@@ -18,7 +18,7 @@ class Measurement(NamedTuple):
 
 def exposed_communication(step, ddp_model, repeats=9, clock=time.perf_counter):
     params = list(ddp_model.parameters())
-    old_grads = [p.grad for p in params]
+    old_grads = [None if p.grad is None else p.grad.clone() for p in params]
     old_buffers = [b.clone() for b in ddp_model.buffers()]
     best = [float("inf")] * 2
     for i in range(repeats + 2):

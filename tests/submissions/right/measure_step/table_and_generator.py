@@ -31,7 +31,7 @@ def one(step, ddp_model, clock, synchronize):
 
 def exposed_communication(step, ddp_model, repeats=9, clock=time.perf_counter):
     kept = {name: buffer.detach().clone() for name, buffer in ddp_model.named_buffers()}
-    gradients = {p: p.grad for p in ddp_model.parameters() if p.grad is not None}
+    gradients = {p: p.grad.clone() for p in ddp_model.parameters() if p.grad is not None}
     for p in gradients:
         p.grad = None
     for _ in range(5):
