@@ -57,7 +57,9 @@ def test_every_function_to_write_raises_and_names_its_exercise(solution: Path) -
         raising += 1
         assert len(function.body) == 2 and ast.get_docstring(function), f"{function.name}: docstring, raise"
         assert function.returns is not None, f"{function.name} has no type for what it returns"
-        assert ast.unparse(function.body[-1]).replace('"', "'").startswith(f"raise NotImplementedError('{solution.stem}: ")
+        assert (
+            ast.unparse(function.body[-1]).replace('"', "'").startswith(f"raise NotImplementedError('{solution.stem}: ")
+        )
     assert raising == len(tasks) > 0
 
 

@@ -117,7 +117,7 @@ def _as_far_as_known(found: Parting | None, chains: Chains, scope: Scope) -> Par
     if any(scope.value(node.test, rank) for rank in found.out):
         return None
     stand = [chains[rank][0].line for rank in found.out if rank in chains]  # or they have left the function
-    certain = not may_catch(scope.home, node.lineno) and all(line > (node.end_lineno or 0) for line in stand)
+    certain = not may_catch(scope.home, node.lineno) and all(line > (node.body[-1].end_lineno or 0) for line in stand)
     try:
         for chain in {tuple(chains[rank]) for rank in found.inside}:
             for depth, (one, frame) in enumerate(zip(scopes(scope.source, chain, scope.size), chain, strict=True)):
