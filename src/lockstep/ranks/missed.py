@@ -13,10 +13,9 @@ from .branches import in_words, loops_around, shared
 from .places import groups, part_of
 from .rank_values import Source, TooLong
 from .report import Collective, Frame, RankReport
-from .skipped import Skip, may_skip, only_way
+from .skipped import Skip, may_skip, number_of_turn, only_way
 
 Calls = Mapping[int, Collective]
-Turn = tuple[str, int]
 
 
 def missed_turn(members: Sequence[RankReport]) -> tuple[Skip, dict[int, Collective]] | None:
@@ -31,14 +30,14 @@ def missed_turn(members: Sequence[RankReport]) -> tuple[Skip, dict[int, Collecti
                     return _skip(*sides, met, len(members)), met
                 break
             alike.append(met)
-            if turn := _turn(next(iter(met.values()))):
+            if turn := number_of_turn(next(iter(met.values()))):
                 last |= [turn]
     return None
 
 
 def _sides(met: Calls) -> tuple[list[int], list[int], int] | None:
     """The ranks that made their call in the earlier turn and those in the later, each at one line; the level of the loop."""
-    turns = {rank: _turn(call) for rank, call in met.items()}
+    turns = {rank: number_of_turn(call) for rank, call in met.items()}
     two = sorted({turn for turn in turns.values() if turn is not None})
     if None in turns.values() or len(two) != 2 or two[0][0] != two[1][0]:
         return None
@@ -78,7 +77,7 @@ def _is_missed(
 ) -> bool:
     """Whether those `without` a call were in the turn of those that `made` it, and the call was due there."""
     call, next_ = met[made[0]], met[without[0]]
-    (variable, missed), (_, later) = _turn(call) or ("", 0), _turn(next_) or ("", 0)
+    (variable, missed), (_, later) = number_of_turn(call) or ("", 0), number_of_turn(next_) or ("", 0)
     before = last.get(variable, later)
     follows = before <= missed <= before + 1 and variable in last
     if not follows and missed in (0, 1) and later <= before:
@@ -100,11 +99,5 @@ def _skip(made: list[int], without: list[int], level: int, met: Calls, size: int
         found, branch = way
         said = in_words(found, Source.of(branch.file), past=True)
         most = 2 * len(made) >= len(met) if found.leaves else most
-    variable, missed = _turn(call) or ("", 0)
+    variable, missed = number_of_turn(call) or ("", 0)
     return Skip(call, part_of(call, size), made, without, said, branch, at, went_on, most, f"`{variable}` was {missed}")
-
-
-def _turn(call: Collective) -> Turn | None:
-    """The variable of the loop around the call, if it is a number, and what it was."""
-    name, value = call.turn or ("", "")
-    return (name, int(value)) if value.isdigit() else None

@@ -91,7 +91,7 @@ def in_group(report: RankReport, world_size: int) -> str:
     part, nth = len(operation.members) < world_size, alike.index(operation.group) if operation.group in alike else 0
     if len(alike) > 1 and (part or nth):
         return f"{what(report)} in group {nth + 1} of {names(operation.members)}"
-    return what(report) + (f" of {names(operation.members)}" if part else "")
+    return what(report) + part_of(operation, world_size)
 
 
 def part_of(operation: Collective, world_size: int) -> str:

@@ -95,16 +95,11 @@ def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> S
     try:
         source = Source.of(one[common].file)
         again = any(frame.file != one[common].file or loops_around(source.tree, frame.line) for frame in one[:common])
-        before = _before(calls, members)
-        turn = _left(one, other, common, calls, before, source, again)
-        if turn:
+        parted = Parted(one, other, common, calls, _before(calls, members), source, again)
+        if turn := _left(parted):
             made, past = turn.made, turn.past
         else:
-            made, past = (
-                (one, other)
-                if _is_next(one, other, common, calls, before, source, again, len(members))
-                else (other, one)
-            )
+            made, past = (one, other) if _is_next(parted, len(members)) else (other, one)
         if calls[sides[made][0]].inside:  # DDP makes its calls at some turns only
             return None
         either = ((made, past), (past, made))
@@ -139,10 +134,26 @@ def _before(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> d
     }  # fmt: skip
 
 
-def _last(before: Mapping[int, Sequence[Collective]]) -> Chain:
-    """The last call that the ranks had made, as far as they came to it alike."""
-    last = [mine[-1].chain if mine else () for mine in before.values()]
-    return reduce(lambda some, more: some[: shared(some, more)], last)
+@dataclass(frozen=True)
+class Parted:
+    """Two ways to the `calls` that met, which are the same up to the line `common` of a function; what was called `before`.
+
+    `again`: the function, which is in this source, may be called more than once.
+    """
+
+    one: Chain
+    other: Chain
+    common: int
+    calls: Mapping[int, Collective]
+    before: Mapping[int, Sequence[Collective]]
+    source: Source
+    again: bool
+
+    @property
+    def last(self) -> Chain:
+        """The last call that the ranks had made before, as far as they came to it in the same way."""
+        last = [mine[-1].chain if mine else () for mine in self.before.values()]
+        return reduce(lambda some, more: some[: shared(some, more)], last)
 
 
 @dataclass(frozen=True)
@@ -155,18 +166,11 @@ class Turn:
     leaves: Leaves
 
 
-def _left(
-    one: Chain,
-    other: Chain,
-    common: int,
-    calls: Mapping[int, Collective],
-    before: Mapping[int, Sequence[Collective]],
-    source: Source,
-    again: bool,
-) -> Turn | None:
+def _left(parted: Parted) -> Turn | None:
     """The turn in which all had made their last call, if one side has left it, and the other is in the rest of it."""
-    there, home = _last(before), source.home(one[common].line)
-    if len(there) <= common or there[:common] != one[:common] or source.home(there[common].line) is not home:
+    one, other, common, there = parted.one, parted.other, parted.common, parted.last
+    home = parted.source.home(one[common].line)
+    if len(there) <= common or there[:common] != one[:common] or parted.source.home(there[common].line) is not home:
         return None
     if not (inner := loops_around(home, there[common].line)):
         return None
@@ -180,38 +184,33 @@ def _left(
             return Turn(made, past, inner[-1].body, (ast.Continue, ast.Break))
         # An inner loop has ended and begun anew: its first turns come again.
         if outside == inner and around == inner[:-1] and line > end:
-            last = {mine[-1].turn for mine in before.values()}
-            new = {call.turn for call in calls.values() if call.chain == past}
-            if all(_is_anew(inner[-1], *turns) for turns in product(last, new)) and (around or again):
+            last = {number_of_turn(mine[-1]) for mine in parted.before.values()}
+            new = {number_of_turn(call) for call in parted.calls.values() if call.chain == past}
+            if all(_is_anew(inner[-1], *turns) for turns in product(last, new)) and (around or parted.again):
                 body = around[-1].body if around else home.body
                 return Turn(made, past, body, (ast.Continue,) if around else (ast.Return,))
     return None
 
 
-def _is_anew(loop: Loop, last: tuple[str, str] | None, new: tuple[str, str] | None) -> bool:
-    """Whether the loop has begun again between two calls in its turns."""
-    over = loop.iter if isinstance(loop, ast.For) else None
-    counts_up = isinstance(over, ast.Call) and called_name(over) in ("range", "enumerate") and len(over.args) < 3
-    if not isinstance(loop, ast.For) or not counts_up or last is None or new is None:
-        return False
-    if not last[1].isdigit() or not new[1].isdigit():
-        return False
-    counts = any(isinstance(part, ast.Name) and part.id == last[0] == new[0] for part in ast.walk(loop.target))
-    return counts and int(new[1]) <= int(last[1])
+def number_of_turn(call: Collective) -> tuple[str, int] | None:
+    """The variable of the loop around the call, if it is a number, and what it was."""
+    name, value = call.turn or ("", "")
+    return (name, int(value)) if value.isdigit() else None
 
 
-def _is_next(
-    one: Chain,
-    other: Chain,
-    common: int,
-    calls: Mapping[int, Collective],
-    before: Mapping[int, Sequence[Collective]],
-    source: Source,
-    again: bool,
-    size: int,
-) -> bool:
+def _is_anew(loop: Loop, last: tuple[str, int] | None, new: tuple[str, int] | None) -> bool:
+    """Whether a loop that counts up has begun again between two calls in its turns."""
+    if last is None or new is None or not isinstance(loop, ast.For) or not isinstance(over := loop.iter, ast.Call):
+        return False
+    counts_up = called_name(over) in ("range", "enumerate") and len(over.args) < 3
+    named = any(isinstance(part, ast.Name) and part.id == last[0] == new[0] for part in ast.walk(loop.target))
+    return counts_up and named and new <= last
+
+
+def _is_next(parted: Parted, size: int) -> bool:
     """Whether, after all that the ranks had called before, `one` was due rather than `other`. Raises Unsure."""
-    there = _last(before)
+    one, other, common, there = parted.one, parted.other, parted.common, parted.last
+    calls, before, source = parted.calls, parted.before, parted.source
     home, lines = source.home(one[common].line), [one[common].line, other[common].line]
     if len(there) > common and there[:common] == one[:common]:
         # They parted after one line: who goes on from there to the later of the two comes past the other.
@@ -225,7 +224,7 @@ def _is_next(
     if any(call.inside for call in calls.values()):
         raise Unsure
     scope = Scope(source, size, home if isinstance(home, Function) else None)
-    for early, late in () if again else ((one, other), (other, one)):
+    for early, late in () if parted.again else ((one, other), (other, one)):
         # In a plain loop all make the same turns: of those who are past it, some have missed a call if they made fewer.
         loops = loops_around(home, early[common].line)
         ended = loops and late[common].line > (loops[0].end_lineno or 0) and not loops_around(home, late[common].line)
