@@ -352,7 +352,7 @@ def judge_traffic(grader: Grader, run: Run, name: str, size: int) -> None:
             )
 
 
-@pytest.mark.needs("test_sum")
+@pytest.mark.needs("test_point_to_point")
 def test_any_length(grader: Grader) -> None:
     """any length: not divisible, shorter than the world, empty"""
     inputs = draw(grader, "lengths", WORLD, {f"length {n}": (n,) for n in (*LENGTHS, 0)})
