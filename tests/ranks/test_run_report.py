@@ -28,6 +28,21 @@ model(torch.ones(1, 2)).sum().backward()
 optimizer.step()
 """
 
+UNUSED = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+class Net(torch.nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.frozen, self.layers = torch.nn.Linear(2, 2), torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(layers))
+        self.frozen.requires_grad_(False)
+    def forward(self, x): return self.layers[0](self.frozen(x))
+dist.init_process_group("gloo")
+model = DistributedDataParallel(Net({layers}))
+for _ in range(2):
+    model(torch.ones(1, 2)).sum().backward()
+"""
+
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -89,3 +104,22 @@ def test_github_marks_the_line(
     assert json.loads(said.out)["outcome"] == "replicas differ"
     assert "::error title=REPLICAS,file=train.py,line=7::DRIFT at step 1" in said.err
     assert "%0A" in said.err or said.err.count("::error") == 1
+
+
+@pytest.mark.parametrize(
+    "layers, told",
+    [
+        (2, "still waits for them: layers.1.weight, layers.1.bias"),
+        (
+            5,
+            "layers.1.weight, layers.1.bias, layers.2.weight, layers.2.bias, layers.3.weight, layers.3.bias and 2 more",
+        ),
+    ],
+)
+def test_parameters_without_a_gradient_by_name(
+    script: Path, capsys: pytest.CaptureFixture[str], layers: int, told: str
+) -> None:
+    """torch says their numbers, counted without the frozen ones."""
+    script.write_text(UNUSED.format(layers=layers))
+    assert run.main(["-n", "2", "--json", str(script)]) == 1
+    assert only(capsys.readouterr().out)["cause"]["headline"].endswith(f"{told}")

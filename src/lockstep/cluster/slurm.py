@@ -185,7 +185,7 @@ class Slurm:
                 return there[0]
             if until and all(one.ended for one in there):
                 last = there[0]
-                how = f"{last.state} (status {last.exit_code}, signal {last.signal}, {last.reason}; it printed {last.output[-200:]!r})"
+                how = f"{last.state} (status {last.exit_code}, signal {last.signal}, {last.reason}; it printed {last.output[-6000:]!r})"
                 raise TimeoutError(f"job {job} has ended as {how} and will not be {' or '.join(until)}")
             self.hurry(there)
             if time.monotonic() > give_up:

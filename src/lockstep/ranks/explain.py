@@ -309,6 +309,7 @@ MODEL = re.compile(r"DDP expects same model across all ranks, but Rank \d+ has (
 GATHERED = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 UNUSED = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([\d ]+)")
+NAMED = 6  # Parameters of a list that a headline has room for
 AWAITED = "in the step before, some parameters got no gradient, and DDP still waits for them"
 
 
@@ -320,12 +321,15 @@ def _short(error: Error) -> str:
 
 
 def _unused(error: Error) -> str:
-    """The parameters that got no gradient on the rank that raised this error, by name where DDP was told to name them."""
+    """The parameters that got no gradient on the rank that raised this error, by name where a rank could say it."""
     unused = UNUSED.search(error.message.partition(UNFINISHED)[2])
     if not unused:
         return ""
     named = re.search(r"Parameters which did not receive grad for rank \d+: (.+)", error.message)
-    return named.group(1) if named else f"number {', '.join(unused.group(1).split())}"
+    if named is None:
+        return f"number {', '.join(unused.group(1).split())}"
+    every = named.group(1).split(", ")
+    return ", ".join(every[:NAMED]) + (f" and {len(every) - NAMED} more" if len(every) > NAMED else "")
 
 
 def _unused_on_each(same: Sequence[RankReport]) -> str:

@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import os
 import random
+import re
 import signal
 import socket
 import sys
@@ -108,7 +109,20 @@ def _message(error: BaseException) -> str:
     with contextlib.suppress(Exception):
         if isinstance(error, SyntaxError):
             return f"{error.msg} (line {error.lineno})" if error.lineno else error.msg
-        return str(error)[:20_000]
+        return str(error)[:20_000] + _unused(error)
+    return ""
+
+
+def _unused(error: BaseException) -> str:
+    """The names of parameters of which DDP gives only the numbers, in the words that it has for them in debug mode."""
+    found = re.search(r"\nParameter indices( which did not receive grad for rank \d+: )([\d ]+)", str(error))
+    if not found or "\nParameters which" in str(error):
+        return ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        ddp: Any = frame.f_locals.get("self")
+        with contextlib.suppress(AttributeError, IndexError, KeyError):
+            named = ddp._build_debug_param_to_name_mapping(ddp._build_params_for_reducer()[0])
+            return f"\nParameters{found[1]}{', '.join(named[int(number)] for number in found[2].split())}"
     return ""
 
 
