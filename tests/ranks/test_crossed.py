@@ -109,6 +109,14 @@ for name in sorted(model, reverse=rank != 1):
 for name, value in {0: {"loss": loss, "count": count}, 1: {"count": count, "loss": loss}}[rank % 2].items():
     dist.all_reduce(value)
 """,
+    "of parameters that are registered in another order": """
+net = torch.nn.Module()
+for part in sorted(("loss", "count"), reverse=rank != 1):
+    net.register_parameter(part, torch.nn.Parameter(torch.zeros(2)))
+    getattr(net, part).grad = torch.ones(2)
+for name, parameter in net.named_parameters():
+    dist.all_reduce(parameter.grad)
+""",
     "on several lines each": """
 if rank == 1:
     dist.all_reduce(

@@ -27,7 +27,8 @@ def is_same(operand: ast.expr, scope: Scope) -> bool:
 
 
 def entry(operand: ast.expr, loop: ast.For, scope: Scope, called: Collection[str]) -> bool:
-    """Whether the operand of a call in a loop over names is what a dictionary has for the name, the same on every rank.
+    """Whether the operand of a call in a loop over names is what a dictionary has for the name, the same on every rank, or
+    the parameter of that name.
 
     `called` are the functions that got the dictionary on the way to the loop.
     """
@@ -41,6 +42,10 @@ def entry(operand: ast.expr, loop: ast.For, scope: Scope, called: Collection[str
             return isinstance(turn, ast.Name) and key == turn.id and _is_table(table, scope, called)
         case ast.Name(id=name), ast.Call(func=ast.Attribute(value=table, attr="items")):
             return isinstance(value, ast.Name) and name == value.id and _is_table(table, scope, called)
+        case _, ast.Call(func=ast.Attribute(attr="named_parameters")):
+            if isinstance(operand, ast.Attribute) and operand.attr in ("grad", "data"):
+                operand = operand.value
+            return isinstance(value, ast.Name) and isinstance(operand, ast.Name) and operand.id == value.id
     return False
 
 
