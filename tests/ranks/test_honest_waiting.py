@@ -67,6 +67,57 @@ dist.recv(t, 1 - rank)
     assert any("thread" in note for note in run.cause.notes)
 
 
+WAITS_FOR_A_THREAD = {
+    "join": "thread = threading.Thread(target=work); thread.start(); thread.join()",
+    "pool": "with concurrent.futures.ThreadPoolExecutor(1) as pool: pool.submit(work)",
+    "future": "concurrent.futures.ThreadPoolExecutor(1).submit(work).result()",
+    "queue": "results = queue.Queue(); threading.Thread(target=lambda: results.put(work())).start(); results.get()",
+}
+
+
+@pytest.mark.parametrize("how", WAITS_FOR_A_THREAD)
+def test_a_rank_that_waits_for_its_thread_waits_in_what_that_calls(how: str) -> None:
+    text = f"""
+import concurrent.futures, queue
+def work():
+    dist.all_reduce(t)
+if rank == 1:
+    dist.barrier()
+{WAITS_FOR_A_THREAD[how]}
+"""
+    run = ranks.run(ranks.Source(PRELUDE + text), 2, idle_limit=None, deadline=20)
+    assert run.cause is not None and run.cause.kind == "hang", run.cause
+    assert [(row.what, row.frame and row.frame.line) for row in run.cause.rows] == [
+        ("all_reduce #1", 9),
+        ("barrier #1", 11),
+    ]
+
+
+@pytest.mark.parametrize("body", [
+    "thread = threading.Thread(target=dist.recv, args=(torch.ones(8), 1), daemon=True)\n    thread.start(); thread.join(2.5)",
+    "def ask():\n        try: dist.monitored_barrier(watch, timeout=datetime.timedelta(seconds=2.5))\n        except RuntimeError: pass\n"
+    "    thread = threading.Thread(target=ask); thread.start(); thread.join()",
+    "free = threading.Event()\n    threading.Thread(target=dist.recv, args=(torch.ones(8), 1), daemon=True).start()\n"
+    "    threading.Thread(target=lambda: time.sleep(2.5) or free.set()).start(); free.wait()",
+    "free = threading.Event(); signal.signal(signal.SIGALRM, lambda *_: free.set()); signal.alarm(3)\n"
+    "    threading.Thread(target=dist.recv, args=(torch.ones(8), 1), daemon=True).start(); free.wait()",
+], ids=["join with a limit", "a call with a limit", "another thread", "a signal"])  # fmt: skip
+def test_a_wait_for_a_thread_that_ends_otherwise(body: str) -> None:
+    text = f"""
+import datetime, signal
+watch = dist.new_group([0, 1])
+if rank == 0:
+    {body}
+    dist.send(t, 1)
+else:
+    dist.recv(t, 0)
+os._exit(0)
+"""
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
+    assert all(outcome is Outcome.EXITED for outcome in run.outcomes), run.cause
+    assert [report.code for report in run.ranks] == [0, 0], run.cause
+
+
 def test_an_idle_thread_of_a_library_does_not_hide_a_hang() -> None:
     """A pool with nothing to do, a queue with nothing in it: they wait for the main thread, which waits."""
     text = """

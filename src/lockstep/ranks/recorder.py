@@ -21,6 +21,7 @@ import inspect
 import os
 import queue
 import re
+import signal
 import sys
 import threading
 import time
@@ -80,6 +81,7 @@ UNLIMITED = contextlib.nullcontext()
 LIMIT_LATE = 1.0  # So much later than at its limit a wait may end on a busy machine
 RENDEZVOUS_TRIES = 3  # So many times its limit init_process_group may take: it tries again, and then connects
 CALLERS = 6
+SIGNALS = signal.valid_signals()
 MOST_OF_A_VALUE = 40  # characters
 MOST_LOOPS = 1000
 _ASKS = {"locals", "vars", "dir", "eval", "exec", "breakpoint", "set_trace"}
@@ -181,7 +183,7 @@ class Recorder:
         self._untold: dict[int, Any] = {}
         """With `timeline`: the future of each operation whose end has not been told. (Its Work says that it has completed
         only when all callbacks are through.)"""
-        self._limit = (0.0, 0.0)
+        self._limits: dict[int, tuple[float, float]] = {}  # Of a thread: for how many seconds, and until when
         """While the main thread is in a wait that the program has limited: to how many seconds, and when these are over."""
         self._main = threading.main_thread().ident
         self.address = _address()
@@ -306,15 +308,17 @@ class Recorder:
 
     @contextlib.contextmanager
     def limited(self, seconds: float, times: int = 1) -> Iterator[None]:
-        """Within, the main thread waits no longer than so many times that; 0 is no limit of the call's own."""
-        outer = self._limit
-        if seconds > 0 and threading.get_ident() == self._main:
-            self._limit = seconds, time.monotonic() + times * seconds + LIMIT_LATE
+        """Within, this thread waits no longer than so many times that; 0 is no limit of the call's own."""
+        thread = threading.get_ident()
+        outer = self._limits.get(thread)
+        if seconds > 0:
+            self._limits[thread] = seconds, time.monotonic() + times * seconds + LIMIT_LATE
         try:
             yield
         finally:
-            if threading.get_ident() == self._main:
-                self._limit = outer
+            self._limits.pop(thread, None)
+            if outer:
+                self._limits[thread] = outer
 
     def _end(self, number: int) -> None:
         self.send(messages.End(number, time.monotonic_ns()))
@@ -391,7 +395,7 @@ class Recorder:
 
     def stack(self) -> messages.StackReport:
         """Where the main thread stands now; see `report.Stack`. From another thread, only `without_collections`."""
-        frame = sys._current_frames().get(self._main or 0)
+        thread, frame = self._awaited(sys._current_frames())
         call = ""
         operation = None
         communicating: bool | None = None
@@ -435,12 +439,36 @@ class Recorder:
             operation = pending[0] if call in ("backward", "DDP()", "forward") else pending[-1]
         if operation is not None and not call:
             call = "wait"
-        seconds, end = self._limit
+        seconds, end = self._limits.get(thread, (0.0, 0.0))
         if seconds:
             detail["limit"] = seconds
         limited = seconds if time.monotonic() < end else 0.0
         detail |= self._handled()
         return messages.StackReport(place, call, operation, pending, self._own_threads(), detail, innermost, limited)
+
+    def _awaited(self, frames: dict[int, FrameType]) -> tuple[int, FrameType | None]:
+        """The main thread; where it only waits for another of this process, the one that communicates, if there is just one."""
+        main = self._main or 0
+        frame = frames.get(main)
+        speaking = [one for one in frames.items() if one[0] not in (main, self.watcher) and self._speaks(one[1])]
+        if len(speaking) == 1 and frame is not None and self._only_waits(frame, speaking[0][0]):
+            return speaking[0]
+        return main, frame
+
+    def _only_waits(self, frame: FrameType, thread: int) -> bool:
+        """Whether this frame waits for the end of that thread, or for a lock that no handler of the user's might open."""
+        if frame.f_code.co_filename != threading.__file__ or not _is_passive(threading.__file__, frame):
+            return False
+        joined = frame.f_locals.get("self")
+        return joined.ident == thread if isinstance(joined, threading.Thread) else not any(map(_handler, SIGNALS))
+
+    def _speaks(self, frame: FrameType | None) -> bool:
+        """Whether a thread is inside a communication call."""
+        while frame is not None and not self.is_users(frame.f_code.co_filename):
+            if _communicates(frame.f_code.co_filename, frame.f_code.co_name):
+                return True
+            frame = frame.f_back
+        return False
 
     def _handled(self) -> dict[str, Any]:
         """The error in whose `except` or `finally` the main thread is, and the user's line that raised it (Python 3.11)."""
@@ -473,10 +501,10 @@ class Recorder:
     def _may_act(self, frame: FrameType | None) -> bool:
         if frame is not None and _is_passive(frame.f_code.co_filename, frame):
             return False
+        if self._speaks(frame):
+            return False
         starts_with_c = frame is not None and frame.f_code.co_name == "run"  # Thread(target=time.sleep)
         while frame is not None:
-            if _communicates(frame.f_code.co_filename, frame.f_code.co_name):
-                return False
             if self.is_users(frame.f_code.co_filename):
                 return True
             frame = frame.f_back
@@ -607,6 +635,12 @@ def _is_passive(filename: str, frame: FrameType) -> bool:
         and frame.f_code.co_name in ("wait", "get", "join", "_wait_for_tstate_lock", "acquire", "_worker")
         and frame.f_locals.get("timeout", None) in (None, -1)
     )
+
+
+def _handler(number: int) -> bool:
+    """Whether a function of the user's is called at this signal."""
+    known = signal.getsignal(number)
+    return callable(known) and known is not signal.default_int_handler
 
 
 def _communicates(filename: str, name: str) -> bool:
