@@ -123,3 +123,42 @@ def test_parameters_without_a_gradient_by_name(
     script.write_text(UNUSED.format(layers=layers))
     assert run.main(["-n", "2", "--json", str(script)]) == 1
     assert only(capsys.readouterr().out)["cause"]["headline"].endswith(f"{told}")
+
+
+LOADS = """
+import torch, torch.distributed as dist
+class Images(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index):
+        raise {raised}
+dist.init_process_group("gloo")
+for batch in torch.utils.data.DataLoader(Images(), num_workers=1): pass
+"""
+
+
+@pytest.mark.parametrize("raised, told", [
+    ('OSError("image 0 is cut off")', "OSError in DataLoader worker process 0: image 0 is cut off"),
+    ("IndexError", "IndexError in DataLoader worker process 0"),
+])  # fmt: skip
+def test_what_a_worker_of_a_loader_raised(
+    script: Path, capsys: pytest.CaptureFixture[str], raised: str, told: str
+) -> None:
+    """Of torch's two tracebacks the inner one has the line."""
+    script.write_text(LOADS.format(raised=raised))
+    assert run.main(["-n", "1", "--json", str(script)]) == 1
+    cause = only(capsys.readouterr().out)["cause"]
+    assert cause["headline"] == f"rank 0 raised {told}" and cause["at"] == [str(script), 6], cause
+
+
+def test_a_call_after_a_timeout_that_was_caught(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text("""
+import datetime, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    try: dist.irecv(torch.ones(1), 1).wait(datetime.timedelta(seconds=1))
+    except RuntimeError: pass
+dist.all_reduce(torch.ones(1))
+""")
+    assert run.main(["-n", "2", "--json", str(script)]) == 1
+    cause = only(capsys.readouterr().out)["cause"]
+    assert any("time limit" in note for note in cause["notes"]), cause

@@ -67,6 +67,9 @@ HELP = (
      "Call init_process_group before the first collective, and destroy_process_group after the last."),
     (r"initialize the default process group twice",
      "This process already has a group. Call destroy_process_group() before you call init_process_group again."),
+    (r"Application timeout caused pair closure",
+     "Before, a call had run into its time limit, and the error was caught. gloo has closed its connections then: no further "
+     "call of this group works."),
     (r"before the current process has finished its bootstrapping phase",
      'Each spawned process imports this file again. Start processes only below `if __name__ == "__main__":`.'),
 )  # fmt: skip
@@ -309,6 +312,7 @@ MODEL = re.compile(r"DDP expects same model across all ranks, but Rank \d+ has (
 GATHERED = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 UNUSED = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([\d ]+)")
+CAUGHT = re.compile(r"Caught (\w+)( in DataLoader worker process \d+)\.\n")
 NAMED = 6  # Parameters of a list that a headline has room for
 AWAITED = "in the step before, some parameters got no gradient, and DDP still waits for them"
 
@@ -317,6 +321,9 @@ def _short(error: Error) -> str:
     said = first_line(error.message)
     if unused := _unused(error):  # Its first line is five lines of advice; what one needs to know stands at its end.
         said = f"{AWAITED}: {unused}"
+    if caught := CAUGHT.match(error.message):
+        what = error.message.rstrip().rpartition(f"\n{caught[1]}")[2].removeprefix(": ")
+        return f"{caught[1]}{caught[2]}{': ' * bool(what)}{first_line(what)}"
     return f"{error.type}: {said}" if said else error.type
 
 
