@@ -26,6 +26,9 @@ class Slow(torch.utils.data.Dataset):
 STUCK = {
     "sleep": "time.sleep(600)  # LATE",
     "lock": "lock = threading.Lock(); lock.acquire()\n    lock.acquire()  # LATE",
+    "queue": "import queue; q = queue.Queue()\n    q.get()  # LATE",
+    "event": "threading.Event().wait()  # LATE",
+    "limited": "threading.Event().wait(600)  # LATE",
     "socket": "import socket; a, b = socket.socketpair()\n    a.recv(1)  # LATE",
     "busy loop": "while True: pass  # LATE",
     "without letting others run": "import re\n    re.match('(a+)+b', 'a' * 60)  # LATE",
@@ -67,6 +70,8 @@ def test_who_is_late_is_told_with_its_line(how: str, tmp_path: Path) -> None:
     result, said = run(text, tmp_path / "gate")
     assert result.cause is not None and result.cause.kind is not ranks.Kind.TIMED_OUT, said
     first, place = said[0].splitlines()
+    held = {"queue": "Queue.get", "event": "Event.wait"}.get(how, "")
+    assert f": it waits in {held} for another thread" in place if held else "it waits" not in place
     wait = line_of(text, "# WAIT")
     who = "(Ranks 0 and 2 have|Rank [02] has)"  # One of them may be slow to get there on a machine that is busy.
     assert re.fullmatch(rf"{who} waited \d+ s in barrier #1 at cell line {wait} for rank 1\. The run goes on\.", first)

@@ -527,10 +527,12 @@ def _own_timeout(members: Sequence[RankReport], first: RankReport) -> Cause:
     ]
     elsewhere = [report for report in members if report is not first and report.rank not in there]
     absent = [report.rank for report in elsewhere]
-    busy = [one for one in elsewhere if what(one) == OWN_CODE and one.stack is not None and one.stack.frame]
+    busy = [one for one in elsewhere if what(one).startswith(OWN_CODE) and one.stack is not None and one.stack.frame]
     where = f",{line(place(busy[0]))}," if busy and len(busy) == len(absent) else ""
     calls = {
-        (what(report), place(report)) for report in elsewhere if report.outcome in STOOD and what(report) != OWN_CODE
+        (what(report), place(report))
+        for report in elsewhere
+        if report.outcome in STOOD and not what(report).startswith(OWN_CODE)
     }
     waits = (
         f": {one_or_more(absent, 'it waits', 'they wait')} in {(one := calls.pop())[0]}{at(one[1])}"

@@ -78,7 +78,9 @@ def what(report: RankReport) -> str:
     if report.stopped:
         return "held by a signal (SIGSTOP)"
     if operation is None:
-        return IN_DDP.get(doing, doing) or OWN_CODE
+        return IN_DDP.get(doing, doing) or OWN_CODE + (
+            f": waits in {held}" if (held := detail(report).get("held")) else ""
+        )
     return said_of(operation, doing)
 
 

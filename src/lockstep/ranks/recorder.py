@@ -400,7 +400,8 @@ class Recorder:
         operation = None
         communicating: bool | None = None
         detail: dict[str, Any] = {}
-        innermost = ""
+        innermost = called = ""
+        passive = frame is not None and _is_passive(frame.f_code.co_filename, frame)
         place: messages.Place = None
         while frame is not None:
             code = frame.f_code
@@ -409,6 +410,8 @@ class Recorder:
                 place = code.co_filename, frame.f_lineno, name
                 break
             innermost = innermost or name
+            if passive:
+                called = f"{type(frame.f_locals.get('self')).__name__}.{name}"
             if name == "_lockstep_wait":
                 communicating = True
                 operation = self._number_of(frame.f_locals.get("self"))
@@ -439,6 +442,8 @@ class Recorder:
             operation = pending[0] if call in ("backward", "DDP()", "forward") else pending[-1]
         if operation is not None and not call:
             call = "wait"
+        if called and not call:
+            detail["held"] = called
         seconds, end = self._limits.get(thread, (0.0, 0.0))
         if seconds:
             detail["limit"] = seconds
