@@ -450,6 +450,9 @@ def test_by_night_it_can_be_read_as_well(bench: Any) -> None:
     wait_for(lambda: inside.evaluate(ground) == "rgb(17, 20, 23)", 30, "the diagram is not dark")
     notebook.menu("Settings", "Theme", "JupyterLab Light")
     notebook.page.locator("body[data-jp-theme-light=true]").wait_for(state="attached")
+    notebook.page.emulate_media(color_scheme="dark")  # what the system has is not what JupyterLab has
+    wait_for(lambda: inside.evaluate(ground) == "rgb(255, 255, 255)", 30, "the diagram is not light")
+    notebook.page.emulate_media(color_scheme="light")
 
 
 def test_on_the_next_day_question_and_map_are_there_without_a_kernel(bench: Any, browser: Any, running: Lab) -> None:

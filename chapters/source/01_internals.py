@@ -415,7 +415,7 @@ Stepper(ranks=4, length=8)
 #    At the end each rank holds one chunk of the sum.
 # 2. **All-gather, N − 1 steps.** The chunks of the sum travel around the ring until every rank has all of them.
 #
-# Now choose "everybody sends everything" above the picture. The next cell does the same with 4000 bytes on each rank.
+# Now choose "every rank sends everything" above the picture. The next cell does the same with 4000 bytes on each rank.
 # **Predict** how many bytes rank 0 sends, and how many it would send in a ring.
 
 # %%

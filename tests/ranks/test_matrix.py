@@ -125,6 +125,9 @@ CASES = [
     Case("DETAIL and DDP", "DDP(torch.nn.Linear(2, 2))", {Outcome.CRASHED, Outcome.STOPPED, Outcome.RAISED},
          {Outcome.CRASHED, Outcome.STOPPED, Outcome.RAISED}, "crashed", None,
          ("killed by SIGSEGV: DDP() on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL",)),
+    Case("another shape than its list", "dist.all_gather([torch.empty(4) for _ in range(size)], t[rank == 1:])",
+         {Outcome.RAISED}, ECHOES, "raised", (1,),
+         ("rank 1 called all_gather with a tensor of shape (3) and a list of tensors of shape (4).",), "t[rank == 1:])"),
     Case("each rank leaves out other parameters", "layers = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(2))\n"
          "layers.forward = lambda x: layers[int(rank == 1)](x)\nm = DDP(layers)\nfor _ in range(2):\n    m(t).sum().backward()\n",
          {Outcome.RAISED}, {Outcome.RAISED}, "raised", None, ("waits for them: on rank", "1.weight; on rank 1 0.weight"), "m(t).sum().backward()"),

@@ -201,8 +201,11 @@ def _body(course: Course, name: str, questions: dict[str, Question]) -> Beautifu
         if lines <= WHOLE and not (cell.img or cell.find(class_="html")):
             cell["class"] = ["cell", "short"]  # type: ignore[assignment]
     _own_links(soup)
-    for frame in soup.find_all("iframe", class_="lockstep-dark"):  # here a frame follows the page's theme
+    for frame in soup.find_all("iframe", class_="lockstep-dark"):
         frame.decompose()
+    for frame in soup.find_all("iframe", class_="lockstep-light"):  # here a frame follows the page's theme
+        frame["class"] = ["lockstep-picture"]  # type: ignore[assignment]
+        frame["srcdoc"] = str(frame["srcdoc"]).replace("data-theme=light", "data-theme=auto")
     return soup
 
 

@@ -9,7 +9,8 @@ const DARK = `color-scheme: dark; --fg: #e6edf3; --quiet: #9da7b1; --bg: #111417
 const STYLE = `
 :root { color-scheme: light dark; --fg: #1b1f24; --quiet: #57606a; --bg: #fff; --line: #d0d7de; --own: #eef1f4;
   --part: #fbe3b5; --full: #bfe6c8; --mark: #0b62c4; --button: #f3f5f7; --right: #1a7f37; --wrong: #b42318 }
-@media (prefers-color-scheme: dark) { :root { ${DARK} } }
+@media (prefers-color-scheme: dark) { :root:not([data-theme=light]) { ${DARK} } }
+:root[data-theme=light] { color-scheme: light }
 :root[data-theme=dark] { ${DARK} }
 * { box-sizing: border-box }
 body { margin: 0; font: 14px/1.4 system-ui, sans-serif; color: var(--fg); background: var(--bg) }
@@ -207,7 +208,7 @@ function mount(root, data) {
       + `rank ${receiver}, which ${does}.${answer(number)}${end}`;
   }
 
-  // Where the asked chunk is complete first, and after which step; null where everybody sends everything.
+  // Where the asked chunk is complete first, and after which step; null where every rank sends everything.
   function ending() {
     const plan = schedule(), all = carryOut(plan, ends(plan), data.values[now.length].slice(0, now.ranks));
     if (plan.chunks === 1) return null;

@@ -27,6 +27,16 @@ window.lockstepHeights ??= (addEventListener("message", ({ source, data }) => {
 """
 
 
+STYLE = """
+.lockstep-picture { width: 100%; max-width: 780px; border: 0 }
+.lockstep-dark, [data-jp-theme-light=false] .lockstep-light, .vscode-dark .lockstep-light { display: none }
+[data-jp-theme-light=false] .lockstep-dark, .vscode-dark .lockstep-dark { display: inline }
+@media (prefers-color-scheme: dark) {
+  body:not([data-jp-theme-light], [class*=vscode]) .lockstep-light { display: none }
+  body:not([data-jp-theme-light], [class*=vscode]) .lockstep-dark { display: inline }
+}"""
+
+
 class Stepper:
     """The page, as the value of a cell. `ranks` and `length` are what it shows first."""
 
@@ -40,7 +50,7 @@ class Stepper:
         return f"Stepper({self.ranks} ranks, {self.length} numbers, ring: {sent} bytes a rank)"
 
     def page(self, theme: str = "auto") -> str:
-        """The whole document, for an iframe or a file. `theme` is `auto` (what the system prefers) or `dark`."""
+        """The whole document, for an iframe or a file. `theme` is `auto` (what the system prefers), `light` or `dark`."""
         script = (Path(__file__).with_name("stepper.js")).read_text(encoding="utf-8")
         data = json.dumps(self._data(), separators=(",", ":"), sort_keys=True)
         head = f"<html lang=en data-theme={theme}><meta charset=utf-8><title>All-reduce, step by step</title>"
@@ -49,17 +59,13 @@ class Stepper:
         return f"<!doctype html>{head}<body>{main}{mount}</body></html>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        # A sandboxed frame cannot see JupyterLab's theme, so there is a second one for the dark theme. The frame that
-        # is not shown is not loaded.
-        style = (
-            "<style>.lockstep-picture { width: 100%; max-width: 780px; border: 0 }\n"
-            '.lockstep-dark, body[data-jp-theme-light="false"] .lockstep-auto { display: none }\n'
-            'body[data-jp-theme-light="false"] .lockstep-dark { display: inline }</style>'
-        )
+        # A sandboxed frame cannot see JupyterLab's theme, so there is one for each. The frame that is not shown is not
+        # loaded.
+        style = f"<style>{STYLE}</style>"
         frames = [
             f'<iframe class="lockstep-picture lockstep-{theme}" title="All-reduce, step by step" loading="lazy" '
             f'sandbox="allow-scripts" height="{HEIGHT}" srcdoc="{html.escape(self.page(theme))}"></iframe>'
-            for theme in ("auto", "dark")
+            for theme in ("light", "dark")
         ]
         script = f"<script>{LISTENS}</script>"
         return {"text/html": style + script + "".join(frames), "text/plain": repr(self)}

@@ -28,7 +28,7 @@ from .mismatch import (
     mismatch_rows,
 )
 from .missed import missed_turn
-from .places import IN_DDP, STOOD, call, dumped, is_users, pending, place, rows, said_of, what
+from .places import IN_DDP, STOOD, call, dumped, is_users, line_in, pending, place, rows, said_of, what
 from .report import OWN_CODE, Cause, Error, Frame, Kind, Outcome, RankReport, RunEnd, Topic, Why
 from .result import Run, latest
 from .skipped import skipped
@@ -135,7 +135,7 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
                 notes = (f"{SAME_ORDER} {parting}".rstrip(), *(note for note in found.notes if note not in MISMATCHED))
                 found = replace(
                     found, headline=skip.headline, frame=frame, notes=notes,
-                    branch=place.line if place and place.file == frame.file else None, own=(parting,) if parting else (),
+                    branch=line_in(place, frame), own=(parting,) if parting else (),
                     rows=mismatch_rows(met, parted.odd if {*met} == {*skip.at_fault} else skip.at_fault), topic=Topic.HANGS,
                 )  # fmt: skip
             elif parted.calls != mismatch or len(kinds_of(mismatch)) > 1:
@@ -144,7 +144,7 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
                 file = found.frame.file if found.frame else place.file
                 said = placed(named[0], place, file)
                 notes = tuple(f"{note} {said}" if note in (SAME_TENSORS, SAME_OP) else note for note in found.notes)
-                found = replace(found, notes=notes, branch=place.line if place.file == file else None, own=(said,))
+                found = replace(found, notes=notes, branch=line_in(place, found.frame or place), own=(said,))
             came = tuple(reached(met))
             return replace(found, notes=(*found.notes, *came), own=found.own or came, cited=called_from(met))
     if first.outcome is Outcome.RAISED and first.error is not None and TIMEOUT.search(first.error.message):
@@ -169,7 +169,7 @@ def _parted(parted: Divergence, found: Cause, size: int) -> Cause:
     notes = tuple(order if note in (SAME_TENSORS, SAME_ROOT, SAME_OP) else note for note in found.notes)
     return replace(
         found, headline=say(parted), ranks=tuple(at_fault), frame=frame, rows=mismatch_rows(parted.calls, parted.odd),
-        notes=notes, branch=branch_at.line if branch_at and frame and branch_at.file == frame.file else None,
+        notes=notes, branch=line_in(branch_at, frame),
         own=(parting,) if branch_at else (),
     )  # fmt: skip
 
@@ -300,6 +300,12 @@ def _told_of_others(same: Sequence[RankReport], error: Error) -> Cause | None:
         return replace(
             _raised_by(names(ranks), ranks, error), headline=f"{names(ranks)} failed in a checkpoint: {last}"
         )
+    lists = LISTS.search(error.message)
+    if lists:
+        ranks, kind = [report.rank for report in same], lists[1].replace("allg", "all_g")
+        said = f"{names(ranks)} called {kind} with a tensor of shape ({lists[2]}) and a list of tensors of shape ({lists[3]})."
+        found = _raised_by(names(ranks), ranks, error)
+        return replace(found, headline=said, notes=(SAME_SHAPES.format(kind),), topic=Topic.MISMATCHES)
     return None
 
 
@@ -310,6 +316,10 @@ def _raised_by(who: str, ranks: Sequence[int], error: Error) -> Cause:
 
 MODEL = re.compile(r"DDP expects same model across all ranks, but Rank \d+ has (\d+) params")
 GATHERED = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
+LISTS = re.compile(
+    r"ProcessGroupGloo::(allgather|gather): invalid tensor size at index \d+ \(expected \(([\d, ]*)\), got \(([\d, ]*)\)\)"
+)
+SAME_SHAPES = "Every rank must give {} a tensor of the same shape, and lists have tensors of that shape."
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 UNUSED = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([\d ]+)")
 CAUGHT = re.compile(r"Caught (\w+)( in DataLoader worker process \d+)\.\n")

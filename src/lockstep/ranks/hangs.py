@@ -23,7 +23,7 @@ from .mismatch import (
     say_mismatch,
 )
 from .missed import missed_turn
-from .places import IN_STEP, call, detail, exit_of, groups, in_group, pending, rows, said_of, what
+from .places import IN_STEP, call, detail, exit_of, groups, in_group, line_in, pending, rows, said_of, what
 from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic, Waiting
 from .result import Run, latest
 from .skipped import MAY_SKIP, Skip, first_skipped, may_skip, skipped
@@ -89,6 +89,7 @@ def hang(run: Run, job: Job) -> Cause:
     place = place if {*PARTED} & {*notes} else None
     if place and frame:
         parting = placed(parting, place, frame.file)
+        notes = [note for note in notes if not note.startswith(MAY_SKIP)]
     said = [f"{note} {parting}" if parting and note in PARTED else note for note in notes]
     own = [parting] if place else came
     if found.topic is not Topic.MISMATCHES:
@@ -106,7 +107,7 @@ def hang(run: Run, job: Job) -> Cause:
     headline = " ".join([found.headline, *_handled(waiting)])
     return Cause(
         Kind.HANG, headline, tuple(at_fault), frame, table, tuple(said), topic=found.topic,
-        branch=place.line if place and frame and place.file == frame.file else None,
+        branch=line_in(place, frame),
         own=tuple(own), cited=called_from(calls),
     )  # fmt: skip
 

@@ -123,6 +123,11 @@ def place(report: RankReport) -> Frame | None:
     return report.last_collective.frame if report.last_collective and not DUMPED.search(report.fault) else None
 
 
+def line_in(place: Frame | None, shown: Frame | None) -> int | None:
+    """The line of a place, if its file is the one that is shown."""
+    return place.line if place and shown and place.file == shown.file else None
+
+
 def dumped(stack: str) -> Frame | None:
     """The innermost of the user's frames in a stack that Python's fault handler has written."""
     found = (Frame.of(raw) for raw in DUMPED.findall(stack) if is_users(raw[0]))
