@@ -242,12 +242,12 @@ def test_why_a_check_was_not_run_is_read_without_a_click() -> None:
     page = shown(report_card(Report(0, (ExerciseResult("add", checks, 1.0),))))
     assert [one.get_text() for one in page.select("summary")] == [
         "– 2 not run: there is no GPU",
-        "– 1 not run: each needs a check that is listed before it",
+        "– 1 not run: needs “adds”",
         "– 1 not run: hosts need <root>",
         "– 1 not run",
     ]
     listed = [[item.get_text() for item in one.select("li")] for one in page.select("details")]
-    assert listed == [["on a GPU", "on two GPUs"], ["keeps: needs “adds”"], ["on a host <b>"], ["without a word"]]
+    assert listed == [["on a GPU", "on two GPUs"], ["keeps"], ["on a host <b>"], ["without a word"]]
 
 
 def test_a_stub_is_one_quiet_line() -> None:

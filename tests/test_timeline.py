@@ -332,9 +332,9 @@ def slow(*late_ms: float, steps: int = 4, hidden: bool = False) -> ranks.Run:
 
 def test_the_verdict_names_a_rank_only_if_the_steps_show_it() -> None:
     for run, said in (
-        (slow(0, 20, 40), "Rank 2 is the slowest: in each step of about 60 ms, ranks 0 and 1 wait for it for 20 to 40 ms."),
-        (slow(30, 0), "Rank 0 is the slowest: in each step of about 60 ms, rank 1 waits for it for 30 ms."),
-        (slow(0, 38, 40), "Rank 2 is the slowest: in each step of about 60 ms, rank 0 waits for it for 40 ms."),
+        (slow(0, 20, 40), "Rank 2 is the slowest: in a typical step of about 60 ms, ranks 0 and 1 wait for it for 20 to 40 ms."),
+        (slow(30, 0), "Rank 0 is the slowest: in a typical step of about 60 ms, rank 1 waits for it for 30 ms."),
+        (slow(0, 38, 40), "Rank 2 is the slowest: in a typical step of about 60 ms, rank 0 waits for it for 40 ms."),
         (slow(1, 0, 2), "All ranks are about as fast. 0% of the communication is hidden behind computation."),
         (slow(1, 0, 2, hidden=True), "All ranks are about as fast. 100% of the communication is hidden behind computation."),
         (slow(0, 20, 40, steps=2), ""),

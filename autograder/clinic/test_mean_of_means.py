@@ -26,7 +26,7 @@ def test_diagnosis(grader: Grader) -> None:
 
 
 def test_weights(grader: Grader) -> None:
-    """every labelled record weighs the same, as on one process"""
+    """every labeled record weighs the same, as on one process"""
     for world_size in (CASE.ranks, 3):
         ticket = other_ticket(grader, CASE, world_size)
         run = treat(grader, CASE, ticket, world_size)
@@ -45,7 +45,7 @@ def test_weights(grader: Grader) -> None:
                 at=LOSS,
             )
         known = {
-            f"every record weighs 1/{BATCH * world_size}, labelled or not, so the steps are too short": 1
+            f"every record weighs 1/{BATCH * world_size}, labeled or not, so the steps are too short": 1
             / BATCH
             / world_size,
             f"DDP divides once more by the {world_size} ranks, so the steps are too short": 1
@@ -72,12 +72,12 @@ def test_weights(grader: Grader) -> None:
 
 
 def _judge_seen(grader: Grader, run: Run, trained: list[int]) -> None:
-    """Each rank returns how many labelled records it trained on itself."""
+    """Each rank returns how many labeled records it trained on itself."""
     said = [(result or {}).get("seen") for result in run.observed("result")]
     for rank, (one, right) in enumerate(zip(said, trained, strict=True)):
         one = one.item() if isinstance(one, torch.Tensor) and one.numel() == 1 else one
         if not equal(one, right):
-            what = f'Rank {rank} trained on {right} labelled records, and returns {one!r} as "seen"'
+            what = f'Rank {rank} trained on {right} labeled records, and returns {one!r} as "seen"'
             what += ": that is the sum over all ranks." if equal(one, sum(trained)) else "."
             grader.fail("another-illness", what, of=[rank], at=r"seen \+= || \"seen\"")
 

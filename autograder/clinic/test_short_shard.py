@@ -47,20 +47,20 @@ def test_diagnosis(grader: Grader) -> None:
 
 
 def test_it_ends(grader: Grader) -> None:
-    """the job ends, whichever labeller went home early"""
+    """the job ends, whichever labeler went home early"""
     treat_widely(grader, CASE)
 
 
 @pytest.mark.needs("test_it_ends")
 def test_all_records(grader: Grader) -> None:
-    """every labelled record is still trained on"""
+    """every labeled record is still trained on"""
     of_ranks = samples(treat_widely(grader, CASE)[1][1])
     read = {sample for seen in of_ranks for sample in seen}
     if len(read) < LABELLED:
         grader.fail(
             "symptom-hidden",
-            f"It ends because {LABELLED - len(read)} of {LABELLED} labelled records are trained on no more. "
-            "The labeller's early evening costs the other ranks their data.",
+            f"It ends because {LABELLED - len(read)} of {LABELLED} labeled records are trained on no more. "
+            "The labeler's early evening costs the other ranks their data.",
             at=r"islice || \bmin\(|MIN || break || Subset\( || drop_last || " + DATA,
         )
     times = sum(map(len, of_ranks)) / LABELLED

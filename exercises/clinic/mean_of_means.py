@@ -6,7 +6,7 @@ as hard as all those of another site. One process that takes the same batches to
     ./lockstep run -n 2 exercises/clinic/mean_of_means.py
 
 Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: every
-labelled record weighs the same, as on one process. `main()` must still start from seed 0 and return the same things.
+labeled record weighs the same, as on one process. `main()` must still start from seed 0 and return the same things.
 """
 
 import os
@@ -24,22 +24,22 @@ UNLABELLED = -100
 
 
 def main() -> dict[str, object]:
-    """Train one epoch. Returns the model and how many labelled records this rank trained on."""
+    """Train one epoch. Returns the model and how many labeled records this rank trained on."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    labelled = 2 if rank == clinic_data.draw("mean_of_means", world_size) else 8  # of each batch
+    labeled = 2 if rank == clinic_data.draw("mean_of_means", world_size) else 8  # of each batch
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     seen = 0
     for features, classes in DataLoader(clinic_data.Records(32, seed=rank), batch_size=8):
-        classes[labelled:] = UNLABELLED
+        classes[labeled:] = UNLABELLED
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(features), classes, ignore_index=UNLABELLED)
         loss.backward()
         optimizer.step()
         seen += int((classes != UNLABELLED).sum())
-    print(f"rank {rank}: {seen} labelled records, loss {loss.item():.3f}")
+    print(f"rank {rank}: {seen} labeled records, loss {loss.item():.3f}")
     dist.destroy_process_group()
     return {"model": model.module, "seen": seen}
 

@@ -1,11 +1,11 @@
 """Case: it trains, and then never ends.
 
-“One shard per rank, as it came from the labeller. The loss goes down nicely. Then nothing, until you kill it.”
+“One shard per rank, as it came from the labeler. The loss goes down nicely. Then nothing, until you kill it.”
 
     ./lockstep run -n 3 exercises/clinic/short_shard.py
 
 Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job, so that
-every record that was labelled is still trained on. `main()` must still return the same things.
+every record that was labeled is still trained on. `main()` must still return the same things.
 """
 
 import os
@@ -27,7 +27,7 @@ RANK = 0
 
 
 def shard(rank: int, world_size: int) -> clinic_data.Records:
-    """The records that were labelled for this rank: 32 each, but one labeller went home early."""
+    """The records that were labeled for this rank: 32 each, but one labeler went home early."""
     missing = 8 if rank == clinic_data.draw("short_shard", world_size) else 0
     return clinic_data.Records(32 - missing, seed=rank)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 import textwrap
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..ranks.text import fit
 from .verdict import UNWRITTEN, CheckOutcome, CheckResult, ExerciseResult, Report
 
 WIDTH = 100
 HINT = "./lockstep hint"
-WAITS = "each needs a check that is listed before it"
+WAITS = "each needs a check that did not pass"
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # Unicode's categories of characters that act or cannot be seen
 BROKE = "A check broke. That is Lockstep's fault, not yours, and costs nothing. Please report it:"
 MARKS = {CheckOutcome.PASSED: "✓", CheckOutcome.FAILED: "✗", CheckOutcome.NOT_RUN: "–"}
@@ -58,14 +58,20 @@ def is_explained(check: CheckResult) -> bool:
 
 
 def not_run(checks: Iterable[CheckResult]) -> dict[str, list[str]]:
-    """The checks that were not run, by their reasons; the names of those that wait for others, with what they need."""
+    """The checks that were not run, by their reasons; where those that wait need several, each name with what it needs."""
+    left = [check for check in checks if check.outcome is CheckOutcome.NOT_RUN]
+    why = awaited([check for check in left if waits(check)])
     found: dict[str, list[str]] = {}
-    for check in checks:
-        if check.outcome is CheckOutcome.NOT_RUN:
-            found.setdefault(WAITS if waits(check) else check.reason, []).append(
-                f"{check.name}: {check.reason}" if waits(check) else check.name
-            )
+    for check in left:
+        said = f"{check.name}: {check.reason}" if waits(check) and why == WAITS else check.name
+        found.setdefault(why if waits(check) else check.reason, []).append(said)
     return found
+
+
+def awaited(checks: Sequence[CheckResult]) -> str:
+    """Why these checks, which wait for others, were not run."""
+    needs = {check.reason for check in checks}
+    return f"{'each ' * (len(checks) > 1)}{needs.pop()}" if len(needs) == 1 else WAITS
 
 
 def waits(check: CheckResult) -> bool:
@@ -77,8 +83,7 @@ def waiting_text(checks: list[CheckResult], width: int = WIDTH) -> str:
     """The checks that wait for others, in one line if there are several: what failed is to be read first."""
     if len(checks) == 1:
         return check_text(checks[0], width=width)
-    needs = {check.reason for check in checks}
-    return fit(f"  – {len(checks)} not run: {f'each {needs.pop()}' if len(needs) == 1 else WAITS}", width)
+    return fit(f"  – {len(checks)} not run: {awaited(checks)}", width)
 
 
 def report_text(report: Report, hint: str = HINT) -> str:

@@ -14,7 +14,7 @@ from ...ranks.text import Evidence
 from ..classroom import GradingOutcome, Learner, was_handed_in
 from ..isolation import TIERS
 from ..policy import Grade
-from ..text import MARKS, Worth, is_unwritten, not_run, visible
+from ..text import MARKS, Worth, awaited, is_unwritten, not_run, visible, waits
 from ..verdict import NOT_HANDED_IN, CheckOutcome, CheckResult, ExerciseResult
 from .markdown import rendered
 from .pages import MOST_NAME, cut, render, without_folders
@@ -94,6 +94,7 @@ def _exercise(
         "marks": [(KINDS[check.outcome], MARKS[check.outcome]) for check in result.checks],
         "stubs": _stubs(learner, result),
         "checks": [_check(learner, result.name, check, linked) for check in written],
+        "awaited": awaited([check for check in written if waits(check)]),
         "not_run": [f"{len(names)} not run: {why}" for why, names in not_run(written).items() if why],
     }
 
@@ -127,7 +128,7 @@ def _check(learner: Learner, exercise: str, check: CheckResult, linked: Callable
         "mark": MARKS[check.outcome],
         "kind": KINDS[check.outcome],
         "state": STATES[check.outcome],
-        "waits": check.outcome is CheckOutcome.NOT_RUN and check.reason.startswith("needs “"),
+        "waits": waits(check),
         "reason": check.reason if check.reason != NOT_HANDED_IN else "",
         "output": _own(learner, cut(check.output)).strip("\n"),
         "id": cut(found.id, MOST_NAME) if found else "",

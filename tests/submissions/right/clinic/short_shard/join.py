@@ -1,12 +1,12 @@
 # style: DDP's Join: the rank that is done answers the others' collectives
 """Case: it trains, and then never ends.
 
-“One shard a rank, as they came from the labeller. The loss goes down nicely. Then nothing, until somebody kills it.”
+“One shard a rank, as they came from the labeler. The loss goes down nicely. Then nothing, until somebody kills it.”
 
     ./lockstep run -n 3 exercises/clinic/short_shard.py
 
 Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job, so that every
-record that was labelled is still trained on. `main()` goes on returning the same things.
+record that was labeled is still trained on. `main()` goes on returning the same things.
 """
 
 import os
@@ -23,7 +23,7 @@ RANK = 0
 
 
 def shard(rank: int, world_size: int) -> clinic_data.Records:
-    """The records that were labelled for this rank: 32 each, but one labeller went home early."""
+    """The records that were labeled for this rank: 32 each, but one labeler went home early."""
     missing = 8 if rank == clinic_data.draw("short_shard", world_size) else 0
     return clinic_data.Records(32 - missing, seed=rank)
 
