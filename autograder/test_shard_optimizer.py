@@ -10,6 +10,7 @@ again: whose state a rank keeps is counted there. What is sent is read from the 
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ SHAPES = [LARGE if n in (0, 6, 12) else SMALL[n % len(SMALL)] for n in range(27)
 SIZES = [math.prod(shape) for shape in SHAPES]
 WITHOUT = 4  # never has a gradient, and weight decay would move it
 LATE = 7  # has none in step 0
+PAUSED = 8  # has none in the last step, and momentum would move it
+ZEROED = 10  # has one of zeros in the last step, and momentum moves it
 STEPS = 3
 WORLDS = (2, 3)
 OPTIONS = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
@@ -55,7 +58,7 @@ class Played:
         optimizer: str = "SGD",
         groups: list[list[int]] | None = None,
         options: list[dict[str, Any]] | None = None,
-        rates: list[list[float]] | None = None,
+        changes: list[list[dict[str, Any]]] | None = None,
         dtype: torch.dtype = torch.float32,
         **defaults: Any,
     ) -> None:
@@ -68,8 +71,10 @@ class Played:
             for step, drawn in enumerate(self.gradients):
                 drawn[WITHOUT] = None
                 drawn[LATE] = drawn[LATE] if step else None
+            self.gradients[-1][PAUSED] = None
+            self.gradients[-1][ZEROED] = torch.zeros(shapes[ZEROED])
         self.optimizer, self.defaults = getattr(torch.optim, optimizer), defaults
-        self.groups, self.options, self.rates = groups or [], options or [], rates or []
+        self.groups, self.options, self.changes = groups or [], options or [], changes or []
         self.world_size, self.payload = world_size, sum(4 * tensor.numel() for tensor in self.initial)
         self.run = grader.run(
             "steps",
@@ -79,7 +84,7 @@ class Played:
             optimizer=optimizer,
             groups=self.groups,
             options=self.options,
-            rates=self.rates,
+            changes=self.changes,
             **defaults,
         )
         self.seen: list[Steps] = self.run.observed("parameters")
@@ -89,9 +94,9 @@ class Played:
         self,
         defaults: dict[str, Any] | None = None,
         scale: float = 1.0,
-        zeros: bool = False,
+        zeros: Container[int] = (),
         grouped: bool = True,
-        scheduled: bool = True,
+        scheduled: Container[str] = ("lr", "momentum"),
     ) -> Steps:
         """All parameters after each step of one optimizer; or with a mistake: other options, other gradients, no groups."""
         own = [torch.nn.Parameter(tensor.clone()) for tensor in self.initial]
@@ -100,11 +105,11 @@ class Played:
         optimizer = self.optimizer(groups or own, **(self.defaults if defaults is None else defaults))
         after = []
         for step, drawn in enumerate(self.gradients):
-            for group, rate in zip(optimizer.param_groups, self.rates[step] if self.rates and scheduled else ()):  # noqa: B905
-                group["lr"] = rate
-            for parameter, gradient in zip(own, drawn, strict=True):
+            for group, change in zip(optimizer.param_groups, self.changes[step] if self.changes else ()):  # noqa: B905
+                group.update({name: value for name, value in change.items() if name in scheduled})
+            for number, (parameter, gradient) in enumerate(zip(own, drawn, strict=True)):
                 parameter.grad = gradient * scale if gradient is not None else None
-                if zeros and gradient is None:
+                if gradient is None and number in zeros:
                     parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
             after.append([parameter.detach().clone() for parameter in own])
@@ -120,6 +125,13 @@ class Played:
         return [
             [new if came else old for new, old, came in zip(step, self.initial, arrives, strict=True)] for step in right
         ]
+
+    def without_zeroed(self, right: Steps, rank: int) -> Steps:
+        """What a rank has after each step if a parameter whose gradient is zero isn't sent."""
+        last = list(right[-1])
+        if not self.owned(rank)[ZEROED]:
+            last[ZEROED] = right[-2][ZEROED]
+        return [*right[:-1], last]
 
 
 def main_run(grader: Grader, world_size: int = 3) -> Played:
@@ -165,8 +177,9 @@ def judge_steps(grader: Grader, played: Played, more: list[Hypothesis] | None = 
                    lambda: played.plain(defaults=rate), MAKE),
         Hypothesis("options-lost", f"That is what {played.optimizer.__name__} makes of it with its own defaults.",
                    lambda: played.plain(defaults={}), MAKE),
-        Hypothesis("none-becomes-zero", "That is what weight decay makes of a parameter whose gradient is zero, not None.",
-                   lambda: played.plain(zeros=True), GRAD),
+        *[Hypothesis("none-becomes-zero", f"That is what {by} makes of a parameter whose gradient is zero, not None.",
+                     lambda those=those: played.plain(zeros=those), GRAD)
+          for by, those in (("weight decay", range(len(SHAPES))), ("momentum", [PAUSED]))],
         *(more or []),
     ]  # fmt: skip
     double = played.initial[0].dtype == torch.float64
@@ -186,7 +199,15 @@ def test_step(grader: Grader) -> None:
         if not any(played.run.observed("optimizers")):
             said = "No optimizer of the class that was passed was made on any rank."
             grader.fail("optimizer-class-unused", said, at=MAKE)
-        judge_steps(grader, played)
+        unsent = Hypothesis(
+            "shard-not-sent",
+            "Its gradient was zero in this step. Momentum moved it on its owner, and no other rank received it.",
+            lambda played=played: Each(
+                [played.without_zeroed(played.plain(), rank) for rank in range(played.world_size)]
+            ),
+            SEND,
+        )
+        judge_steps(grader, played, [unsent])
 
 
 @pytest.mark.needs("test_step")
@@ -214,8 +235,8 @@ def test_state(grader: Grader) -> None:
             having = [rank for rank in range(played.world_size) if played.owned(rank)[number]]
             if len(having) > 1:
                 said = (
-                    f"Parameter {number}, of shape {tuple(shape)}, has state on {names(having)}. In all, the ranks keep "
-                    f"{sum(map(sum, played.state))} bytes of state; one optimizer for all parameters keeps "
+                    f"Right after an update, parameter {number}, of shape {tuple(shape)}, has state on {names(having)}. In all, "
+                    f"the ranks have {sum(map(sum, played.state))} bytes of state; one optimizer for all parameters has "
                     f"{played.payload - 4 * SIZES[WITHOUT]}."
                 )
                 grader.fail("state-not-sharded", said, of=having, at=MAKE)
@@ -233,9 +254,11 @@ def test_state(grader: Grader) -> None:
 @pytest.mark.needs("test_state")
 def test_balance(grader: Grader) -> None:
     """no rank's part is larger than an even share and the largest parameter"""
-    # In groups of one large and one small parameter, balanced each by itself, the large ones are all on one rank.
-    shapes = [(10, 12), (2,), (11, 11), (3,), (12, 10), (4,)]
-    grouped = Played(grader, "balance", 3, shapes, "AdamW", [[0, 1], [2, 3], [4, 5]], [{}, {}, {}], lr=0.1)
+    # In groups of one large and one small parameter, balanced each by itself, the large ones are all on one rank. And of
+    # five large ones, two do not fit into an even share: ranks that are filled up to it leave three for the last rank.
+    shapes = [(10, 12), (2,), (11, 11), (3,), (12, 10), (4,), (10, 11), (5,), (11, 10), (2,)]
+    groups = [[n, n + 1] for n in range(0, len(shapes), 2)]
+    grouped = Played(grader, "balance", 3, shapes, "AdamW", groups, [{} for _ in groups], lr=0.1)
     for played in (*(main_run(grader, world_size) for world_size in WORLDS), grouped):
         sizes = [one.numel() for one in played.initial]
         ranks = range(played.world_size)
@@ -329,20 +352,25 @@ def test_schedule(grader: Grader) -> None:
     """param_groups has every group on every rank, and a learning rate that is set there is used"""
     # The second group has one parameter: one of the two ranks owns nothing of it, and has the group all the same.
     groups, options = [[0, 1, 2, 3], [4]], [{}, {"lr": 0.25, "momentum": 0.5}]
-    rates = [[0.05, 0.1], [0.02, 0.01], [0.4, 0.003]]
+    changes = [
+        [{"lr": 0.05}, {"lr": 0.1}],
+        [{"lr": 0.02}, {"lr": 0.01, "momentum": 0.9}],
+        [{"lr": 0.4}, {"lr": 0.003, "momentum": 0.2}],
+    ]
     shapes = [(6, 5), (7, 4), (8, 3), (5,), (4,)]
-    played = Played(grader, "schedule", 2, shapes, "SGD", groups, options, rates, lr=0.05)
+    played = Played(grader, "schedule", 2, shapes, "SGD", groups, options, changes, lr=0.05)
     for rank, seen in enumerate(played.run.observed("rates")):
         if seen != [0.05, 0.25]:
             said = f"The groups were made with lr 0.05 and 0.25. On rank {rank}, param_groups has {len(seen)} with lr {seen}."
             grader.fail("schedule-lost", said, of=[rank], at=GROUPS)
-    lost = Hypothesis(
-        "schedule-lost",
-        "That is what the learning rate that it was made with gives.",
-        lambda: played.plain(scheduled=False),
-        GROUPS,
-    )
-    judge_steps(grader, played, [lost])
+    lost = [
+        Hypothesis("schedule-lost", says, lambda used=used: played.plain(scheduled=used), GROUPS)
+        for says, used in (
+            ("That is what the learning rate that it was made with gives.", ()),
+            ("The learning rate that was set is used. The momentum that was set with it is not.", ("lr",)),
+        )
+    ]
+    judge_steps(grader, played, lost)
 
 
 @pytest.mark.needs("test_step")

@@ -41,8 +41,8 @@ class ShardedOptimizer:
         - With fewer parameters than ranks, some ranks own nothing.
 
         Args:
-            params: contiguous parameters, or groups of them: dictionaries with a list in `params`. Each group keeps its
-                own options.
+            params: contiguous parameters of one dtype, or groups of them: dictionaries with a list in `params`. Each
+                group keeps its own options.
             optimizer_class: a class of `torch.optim`.
             defaults: its options, such as `lr`.
         """
@@ -50,7 +50,7 @@ class ShardedOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The options of each group, on every rank, in the order given. A schedule sets `lr` here before a step."""
+        """The options of each group, on every rank, in the order given. A step uses what was set here, such as `lr`."""
         raise NotImplementedError("shard_optimizer: return the groups")
 
     @torch.no_grad()
@@ -59,7 +59,7 @@ class ShardedOptimizer:
 
         - They get the values that one `optimizer_class` for all parameters would give them.
         - A parameter whose gradient is None stays as it is.
-        - Each parameter is sent once, by its owner. Neither gradients nor state are sent.
+        - Each parameter is sent at most once, by its owner. Neither gradients nor state are sent.
         """
         raise NotImplementedError("shard_optimizer: update this rank's part, then receive the others")
 

@@ -17,17 +17,18 @@ def steps(
     optimizer: str,
     groups: list[list[int]],
     options: list[dict[str, Any]],
-    rates: list[list[float]],
+    changes: list[list[dict[str, Any]]],
     **defaults: Any,
 ) -> None:
     """Some steps. `gradients[step]` has one for each parameter, the same on all ranks, as DDP leaves them.
 
     A parameter is frozen until it has a gradient, as in a model whose layers are thawed one after the other.
     `groups` are the parameters' numbers by group, with the groups' own `options`; without any, the parameters are given as
-    `Module.parameters()` gives them. `rates[step]` is what a schedule sets before that step, for each group.
+    `Module.parameters()` gives them. `changes[step]` is what a schedule sets before that step, for each group.
     """
     device = join()
     made: list[torch.optim.Optimizer] = []
+    kept = [0] * (len(parameters) + 1)
 
     class Kept(getattr(torch.optim, optimizer)):
         """The optimizer that was asked for, which can be found again."""
@@ -35,22 +36,26 @@ def steps(
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             made.append(self)
+            self.register_step_post_hook(lambda *_: note())  # before the submission can drop any of it
+
+    def note() -> None:
+        kept[:] = map(max, kept, state_of(made, own))
 
     own = [nn.Parameter(tensor.clone().to(device)) for tensor in parameters]
     for parameter, first in zip(own, gradients[0], strict=True):
         parameter.requires_grad_(first is not None)
     given = [{"params": [own[n] for n in group], **more} for group, more in zip(groups, options, strict=True)]
     sharded = submission.ShardedOptimizer(given or (one for one in own), Kept, **defaults)
-    observe("rates", [group["lr"] for group in sharded.param_groups])
+    observe("rates", [group.get("lr") for group in sharded.param_groups])
     after, left = [], []
     for step, drawn in enumerate(gradients):
         for parameter, gradient in zip(own, drawn, strict=True):
             if gradient is not None:
                 parameter.requires_grad_()
                 parameter.grad = gradient.clone().to(device)
-        if rates:
-            for group, rate in zip(sharded.param_groups, rates[step], strict=False):  # their number is observed
-                group["lr"] = rate
+        if changes:
+            for group, change in zip(sharded.param_groups, changes[step], strict=False):  # their number is observed
+                group.update(change)
         mark("step")
         sharded.step()
         mark("end")
@@ -61,7 +66,8 @@ def steps(
             parameter.grad = None  # what was left must not reach the next step
     observe("parameters", after)
     observe("gradients left", left)
-    observe("state", state_of(made, own))
+    note()
+    observe("state", kept)
     observe("optimizers", len(made))
 
 
