@@ -19,20 +19,21 @@ from judging.compress_gradients import (
     LONG,
     NAN_STEP,
     ONE_BUCKET,
+    OVERFLOWS,
+    RESIDUAL,
     SCALE,
     SHAPES,
     STEPS,
     WORLD,
     Gradients,
-    Keep,
-    Owing,
     by_rank,
     collectives,
     digits,
     draw,
     feed_back,
-    follow,
+    judge_feedback,
     mean_of,
+    overflow,
     reduce,
     say,
     section,
@@ -61,12 +62,9 @@ REDUCE = r"all_reduce\( || all_gather || reduce_scatter || " + REGISTER
 DIVIDE = r"/= || div || / || AVG || " + REDUCE
 CAST = r"\.to\( || \.half\(\) || \.bfloat16\(\) || \.type\( || " + REDUCE
 HIDES = r"nan_to_num\(.*value || clamp || clip || nan_to_num || " + CAST
+SPREADS = r"isfinite || isinf || isnan || nan_to_num || " + CAST
 RESULT = r"\.then\( || set_result || return || " + REDUCE
 WAIT = r"\.wait\( || all_reduce\( || " + REGISTER
-RESIDUAL = (
-    r"(residual|owed|memory|error|feedback)\w*\[.*\] *[+-]?=[^=] || (residual|owed|memory)\w*\.(update|setdefault|copy_)\( || "
-    r"_residual = || (lost|rest|missing|owed) = || error_feedback || def register"
-)
 GROUP = r"get_world_size || group || all_reduce\( || " + REGISTER
 
 ERRORS = (
@@ -135,9 +133,9 @@ def judge_mean(grader: Grader, run: Run, steps: list[list[Gradients]], dtype: to
                 grader.fail("gradients-differ", said, of=[rank], at=RESULT)
 
 
-def judge_bytes(grader: Grader, run: Run, steps: list[list[Gradients]], dtype: torch.dtype) -> None:
+def judge_bytes(grader: Grader, run: Run, steps: list[list[Gradients]], dtype: torch.dtype, how: str = "") -> None:
     """One all-reduce for each of plain DDP's, of half its bytes, in every step on every rank."""
-    places = [(rank, step) for rank in range(WORLD) for step in range(STEPS)]
+    places = [(rank, step) for rank in range(WORLD) for step in range(len(steps))]
     every = {place: collectives(run, place[0], "compressed", place[1]) for place in places}
     other_dtype = torch.float16 if dtype == torch.bfloat16 else torch.bfloat16
     never_narrow = all(call.dtype == "float32" for sent in every.values() for call in sent)
@@ -160,69 +158,27 @@ def judge_bytes(grader: Grader, run: Run, steps: list[list[Gradients]], dtype: t
              r"\.half\(\) || \.bfloat16\(\) || float16 || " + CAST),
             (2 * now != before, "not-always-compressed", "", CAST),
         ]  # fmt: skip
-        what = (
-            f"In step {step} rank {rank} put {now} bytes into {say(sent)}; plain DDP puts {before} into {say(plain)}."
-        )
+        what = f"{how}in step {step} rank {rank} put {now} bytes into {say(sent)}; plain DDP puts {before} into {say(plain)}."
         for found, id, says, at in mistakes:
-            grader.fail_on([rank] if found else [], id, what + says, at=at)
+            grader.fail_on([rank] if found else [], id, capital(what + says), at=at)
 
 
-# Error feedback: what each mistake would give ------------------------------------------------------------------------
-
-FEEDBACK: list[tuple[str, str, Keep]] = [
-    ("ignores-error-feedback", "Each step is cast separately: what one step loses is never sent.",
-     lambda step, owed, share, total, sent: torch.zeros_like(share)),
-    ("residual-never-updated", "What step 0 had lost is added in every step, and what later steps lose is dropped.",
-     lambda step, owed, share, total, sent: owed if step else total - sent),
-    ("drops-residual", "What step 0 had lost was never sent; from step 1 on nothing is lost.",
-     lambda step, owed, share, total, sent: total - sent if step else torch.zeros_like(share)),
-    ("wrong-residual", "Residuals accumulate, although each was already sent in the following step.",
-     lambda step, owed, share, total, sent: owed + total - sent),
-    ("wrong-residual", "The residual has the wrong sign: what was lost is subtracted again.",
-     lambda step, owed, share, total, sent: sent - total),
-    ("wrong-residual", "The residual is gradient minus what was sent, and leaves out the previous residual.",
-     lambda step, owed, share, total, sent: share - sent),
-    ("wrong-residual", f"The residual is {WORLD} times too large, and leaves out the previous one: it is what was not divided minus what was sent.",
-     lambda step, owed, share, total, sent: WORLD * (share - sent)),
-    ("wrong-residual", f"The residual is {WORLD} times too large: it was taken before the division and added after it.",
-     lambda step, owed, share, total, sent: WORLD * (total - sent)),
-    ("wrong-residual", f"The residual is {WORLD} times too small: it was taken after the division and added before it.",
-     lambda step, owed, share, total, sent: (total - sent) / WORLD),
-]  # fmt: skip
-"""What it is, what is seen, and what is owed after a step."""
+def capital(said: str) -> str:
+    """The sentence with a capital letter."""
+    return said[:1].upper() + said[1:]
 
 
-def judge_feedback(grader: Grader, run: Run, drawn: list[Owing]) -> None:
-    """The sums over 1, 2, … LONG steps against the true ones, in units of the last place that the cast keeps."""
-    found: list[tuple[float, int, int, str, torch.Tensor]] = []
-    for model, (shares, units) in enumerate(drawn):
-        for rank in range(WORLD):
-            seen: list[Gradients] = run.observed("seen")[rank][model]
-            for name in SHAPES:
-                came = torch.stack([gradients[name] for gradients in seen]).double().cumsum(0)
-                true = torch.stack([step[name] for step in shares]).double().cumsum(0)
-                away = ((came - true) / units[name]).nan_to_num(nan=torch.inf).abs().reshape(LONG, -1).amax(1)
-                if away.max() > 0.55:
-                    found.append((away.max().item(), model, rank, name, away))
-    if not found:
-        return
-    largest, model, rank, name, away = max(found, key=lambda one: one[0])
-    if largest <= 4:
-        largest, model, rank, name, away = found[0]
-    shares, units = drawn[model]
-    seen = [gradients[name] for gradients in run.observed("seen")[rank][model]]
-    step = int((away > 0.55).nonzero()[0])
-    other = " of the second model" if model else ""
-    what = f"After {step + 1} step{'s' if step else ''} the gradients of {name}{other} that came out on rank {rank} are away from the sum of the true ones "
-    what += f"by up to {away[step].item():.3g} units in the last place of bfloat16, after {LONG} steps by {away[-1].item():.3g}. One cast loses half a unit."
-    for id, said, keep in FEEDBACK:
-        would = follow([one[name] for one in shares], keep)
-        if all(torch.allclose(a, b, rtol=0, atol=0.05 * units[name]) for a, b in zip(seen, would, strict=True)):
-            grader.fail(id, f"{what} {said}", of=[rank], at=RESIDUAL)
-    if largest > 4:
-        said = "That is far more than its own casts can have lost: it received the residuals of other parameters."
-        grader.fail("residual-of-others", f"{what} {said}", of=[rank], at=RESIDUAL)
-    grader.fail("wrong-residual", what, of=[rank], at=RESIDUAL)
+def judge_waits(grader: Grader, run: Run, step: int, how: str = "") -> None:
+    """No rank waits within backward."""
+    for rank in range(WORLD):
+        seen = section(run, rank, "compressed", step)
+        waits = [index for index, event in enumerate(seen) if isinstance(event, Mark) and event.name == "wait"]
+        before = seen[: waits[0]] if waits else []
+        ready = sum(isinstance(event, Mark) and event.name.startswith("ready") for event in before)
+        launched = sum(isinstance(event, Collective) for event in before)
+        buckets = len(collectives(run, rank, "compressed", step))
+        said = f"{how}rank {rank} waited {len(waits)} times within backward, first when {ready} of {len(SHAPES)} gradients were ready and {launched} of {buckets} buckets on their way."
+        grader.fail_on([rank] if waits else [], "hook-waits", capital(said), at=WAIT)
 
 
 # The checks ----------------------------------------------------------------------------------------------------------
@@ -251,15 +207,7 @@ def test_dtype(grader: Grader) -> None:
 def test_overlap(grader: Grader) -> None:
     """backward does not wait for the all-reduce of a bucket"""
     run, _ = reduce(grader)
-    for rank in range(WORLD):
-        seen = section(run, rank, "compressed", STEPS - 1)
-        waits = [index for index, event in enumerate(seen) if isinstance(event, Mark) and event.name == "wait"]
-        before = seen[: waits[0]] if waits else []
-        ready = sum(isinstance(event, Mark) and event.name.startswith("ready") for event in before)
-        launched = sum(isinstance(event, Collective) for event in before)
-        buckets = len(collectives(run, rank, "compressed", STEPS - 1))
-        said = f"Rank {rank} waited {len(waits)} times within backward, first when {ready} of {len(SHAPES)} gradients were ready and {launched} of {buckets} buckets on their way."
-        grader.fail_on([rank] if waits else [], "hook-waits", said, at=WAIT)
+    judge_waits(grader, run, STEPS - 1)
 
 
 @pytest.mark.needs("test_bytes")
@@ -291,9 +239,13 @@ def test_group(grader: Grader) -> None:
         Hypothesis("ignores-group", f"It is the mean over all {world} ranks.", mean_of(given)),
         Hypothesis("ignores-group", f"It was divided by {world}.", Each([times(mean, size / world) for mean in means])),
     ]
-    what = f"The process groups of the models are {names(members[0])}, and {names(members[1])}. The mean in its group"
+    what = f"the process groups of the models are {names(members[0])}, and {names(members[1])}. The mean in its group"
     tolerance = rounding(torch.float16)
-    grader.explain(what, seen, Each(means), mistakes, otherwise="ignores-group", at=GROUP, tolerance=tolerance)
+    for feedback, how in enumerate(("", "With error feedback, ")):
+        came = [each[feedback] for each in seen]
+        grader.explain(
+            capital(how + what), came, Each(means), mistakes, otherwise="ignores-group", at=GROUP, tolerance=tolerance
+        )
 
 
 @pytest.mark.needs("test_bytes")
@@ -330,6 +282,8 @@ def judge_what_is_tiny(grader: Grader) -> None:
             "to within one half. A residual that is kept in float16 is 0 here."
         )
         grader.fail_on([rank] if not away <= 0.55 else [], "wrong-residual", said, at=RESIDUAL)
+    judge_bytes(grader, run, steps, torch.float16, "With error feedback, ")
+    judge_waits(grader, run, LONG - 1, "With error feedback, ")
 
 
 @pytest.mark.needs("test_feedback")
@@ -339,23 +293,44 @@ def test_rebuilt_order(grader: Grader) -> None:
 
 
 def judge_what_is_dropped(grader: Grader) -> None:
-    """What an overflow leaves is no debt: the step after it is as if it had not been."""
-    steps = [draw(grader, f"dropped {step}") for step in range(3)]
-    for own in steps[1]:
-        own["a"] = own["a"].clone()
-        own["a"][0, :4] = torch.tensor([1e6, -1e6, torch.nan, torch.inf])
-    steps[1][1]["a"][1, 0] = 1e6  # on one rank alone: clipped, it would be a number that float16 has room for
-    options = {"dtype": "float16", "error_feedback": True}
-    run = grader.run("reduces", WORLD, each=by_rank(steps), cap=CAP, **options)
-    for rank, (_, second, _) in enumerate(run.observed("seen")):
-        if torch.isfinite(one := second["a"][1, 0]):
-            said = "In step 2 rank 1 had a gradient of 1e6. A third of it is more than float16 holds, and the mean that came out on "
-            said += f"rank {rank} is {one.item():.6g}, not inf or NaN: a gradient scaler would not notice."
+    """An element that overflows owes nothing afterwards, and all others are as if it had not."""
+    run, shares, units = overflow(grader)
+    place = torch.zeros(SHAPES["a"], dtype=torch.bool)
+    place[0, : len(OVERFLOWS)] = True
+    what = f"With error feedback, the first {len(OVERFLOWS)} numbers of a were {', '.join(f'{one:g}' for one in OVERFLOWS)} in step 2, for which float16 has no room. "
+    for rank, seen in enumerate(run.observed("seen")):
+        if (hidden := seen[1]["a"][place].isfinite()).any():
+            number = int(hidden.nonzero()[0])
+            said = f"{what}For {OVERFLOWS[number]:g} the mean on rank {rank} is {seen[1]['a'][place][number].item():.6g}, not inf or NaN: a gradient scaler would not notice."
             grader.fail("hides-overflow", said, of=[rank], at=HIDES)
-    seen = [one[2]["a"] for one in run.observed("seen")]
-    what = "With error feedback, numbers of step 2's gradient were 1e6, -1e6, NaN and inf, for which float16 has no room. In step 3 the mean"
-    right, id = mean_of(steps[2])["a"], "residual-poisoned"
-    grader.explain(what, seen, right, otherwise=id, at=RESIDUAL, tolerance=rounding(torch.float16))
+        for step in (1, 2, 3):
+            for name, unit in units.items():
+                came = sum(one[name].double() for one in seen[: step + 1])
+                away = (
+                    ((came - sum(one[name].double() for one in shares[: step + 1])) / unit)
+                    .nan_to_num(nan=torch.inf)
+                    .abs()
+                )
+                if (spoiled := (away > 0.55) & (~place if name == "a" else True)).any():
+                    said = f"{what}After step {step + 1}, {int(spoiled.sum())} other numbers of {name} are away from the sum of the true ones on rank {rank}, "
+                    said += f"by up to {away[spoiled].max().item():.3g} units in the last place. One cast loses half a unit."
+                    grader.fail("overflow-spreads", said, of=[rank], at=SPREADS)
+    right = 1 + 20 * units["a"]
+    mistakes = [
+        Hypothesis("overflow-keeps-residual", "That is the gradient and the residual of step 1, which step 2 had added already.",
+                   torch.full((len(OVERFLOWS),), right + units["a"])),
+    ]  # fmt: skip
+    came = [seen[2]["a"][place] for seen in run.observed("seen")]
+    id, tolerance = "residual-poisoned", Tolerance(0.0, units["a"] / 4)
+    grader.explain(
+        f"{what}In step 3 their mean",
+        came,
+        torch.full((len(OVERFLOWS),), right),
+        mistakes,
+        otherwise=id,
+        at=RESIDUAL,
+        tolerance=tolerance,
+    )
 
 
 @pytest.mark.needs("test_rebuilt_order")

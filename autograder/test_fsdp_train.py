@@ -41,6 +41,7 @@ from judging.fsdp_train import (
     clipping_mistakes,
     gathers,
     judge_forward_gathers,
+    judge_kept,
     judge_rows,
     judge_steps,
     listed,
@@ -56,6 +57,8 @@ ERRORS = (
     ("shared with a parameter already", "fsdp-shared-apart", SHARD),
     ("got mixed torch.Tensor and DTensor", "fsdp-not-sharded", SHARD),
     ("must have the same dtype", "fsdp-dtypes-meet", POLICY),
+    ("'str' object has no attribute", "fsdp-folder-type", SAVE),
+    ("PosixPath", "fsdp-folder-type", SAVE),
 )
 """What torch says, what it means here, and where to look."""
 
@@ -94,8 +97,8 @@ def main_run(grader: Grader) -> Played:
 
 
 def clipped_run(grader: Grader) -> Played:
-    """Two ranks, clipping, and layers that stay gathered until backward."""
-    return Played(grader, 2, CLIPPED, reshard_after_forward=False)
+    """Two ranks, clipping, and layers that come from an iterator and stay gathered until backward."""
+    return Played(grader, 2, CLIPPED, reshard_after_forward=False, once=True)
 
 
 def test_rows(grader: Grader) -> None:
@@ -107,6 +110,11 @@ def test_rows(grader: Grader) -> None:
 def test_steps(grader: Grader) -> None:
     """steps give the parameters of one process with all batches joined"""
     judge_steps(grader, main_run(grader))
+
+
+def rounded(value: float) -> float:
+    """To the nearest bfloat16."""
+    return torch.tensor(value, dtype=torch.bfloat16).item()
 
 
 @pytest.mark.needs("test_steps")
@@ -131,6 +139,10 @@ def test_loss(grader: Grader) -> None:
         ("That is the mean of the ranks' means.", [sum(own[s]) / 3 for s in steps]),
         ("That is the sum over all samples.", [sum(plain.sums[s]) for s in steps]),
         ("That is the loss after the step.", later),
+        (
+            "That comes from sums that were rounded to bfloat16.",
+            [sum(map(rounded, plain.sums[s])) / sum(counts[s]) for s in steps],
+        ),
         ("That is 3 times the loss.", [3 * loss for loss in plain.losses]),
         ("That is a third of the loss.", [loss / 3 for loss in plain.losses]),
     ]
@@ -173,19 +185,14 @@ def test_gathers(grader: Grader) -> None:
 def test_kept(grader: Grader) -> None:
     """with reshard_after_forward=False backward gathers no layer"""
     played = clipped_run(grader)
-    judge_forward_gathers(grader, played)
-    layers = {4 * size for size in played.groups()[1:]}
-    for rank in range(2):
-        for _, backward in phases(played, rank)[1:]:
-            if layers & set(seen := gathers(backward)):
-                said = f"With reshard_after_forward=False, backward on rank {rank} called {listed(seen)}."
-                grader.fail("fsdp-gathered-again", said, of=[rank], at=RESHARD)
+    judge_forward_gathers(grader, played, once=True)
+    judge_kept(grader, played, 4, "reshard_after_forward=False")
 
 
 @pytest.mark.needs("test_gathers")
 def test_compute_dtype(grader: Grader) -> None:
-    """with compute_dtype only gathering and computing are in bfloat16"""
-    played = Played(grader, 2, compute_dtype="bfloat16")
+    """with compute_dtype only gathering and computing are in this dtype"""
+    played = Played(grader, 2, compute_dtype="float16", reshard_after_forward=False)
     run, elements = played.run, sum(played.groups())
     for rank in range(2):
         kept = {kind for _, kind in run.observed("kept")[rank].values()}
@@ -195,18 +202,22 @@ def test_compute_dtype(grader: Grader) -> None:
                                 ("the gradients", given, "fsdp-low-gradients"),
                                 ("the model's outputs", set(run.observed("outputs")[rank]), "fsdp-low-outputs")):  # fmt: skip
             if kinds - {"torch.float32"}:
-                said = f"With compute_dtype=torch.bfloat16, {what} on rank {rank} are {', '.join(sorted(kinds))}."
+                said = f"With compute_dtype=torch.float16, {what} on rank {rank} are {', '.join(sorted(kinds))}."
                 grader.fail(id, said, of=[rank], at=POLICY)
         forward, backward = phases(played, rank)[-1]
         moved = sum(gathers(forward))
         if moved != 2 * elements:
-            said = f"Forward on rank {rank} gathered {moved} bytes for its {elements} elements. In bfloat16 an element has 2 bytes."
+            said = f"Forward on rank {rank} gathered {moved} bytes for its {elements} elements. In float16 an element has 2 bytes."
             grader.fail("fsdp-computes-in-float32", said, of=[rank], at=POLICY)
+        if other := {call.dtype for call in forward if "gather" in call.kind and call.nbytes > 64} - {"float16"}:
+            said = f"With compute_dtype=torch.float16, forward on rank {rank} gathered in {', '.join(sorted(other))}."
+            grader.fail("fsdp-other-dtype", said, of=[rank], at=r"bfloat16 || " + POLICY)
         for call in backward:
             if "reduce" in call.kind and call.nbytes > 64 and call.dtype.removeprefix("torch.") != "float32":
                 said = f"Backward on rank {rank} summed the gradients in {call.dtype} ({call.kind} of {call.nbytes} bytes)."
                 grader.fail("fsdp-low-gradients", said, of=[rank], at=POLICY)
     judge_steps(grader, played, COARSE)
+    judge_kept(grader, played, 2, "compute_dtype=torch.float16 and reshard_after_forward=False")
 
 
 @pytest.mark.needs("test_gathers", "test_clipping")
@@ -266,7 +277,7 @@ def test_resuming(grader: Grader) -> None:
     """two ranks continue exactly where three have saved"""
     saved = saving_run(grader)
     left = SAVED_AFTER
-    loading: dict[str, Any] = {"lr": 0.5}
+    loading: dict[str, Any] = {"lr": 0.5, "weight_decay": 0.3}
     state = {name: one + 1 for name, one in saved.state.items()}
     run = grader.run(
         "loads", 2, each=[{"batches": [step[rank] for step in batches(grader, 2)[left:]]} for rank in range(2)],
@@ -283,7 +294,10 @@ def test_resuming(grader: Grader) -> None:
     seen = [states[1] for states in run.observed("states")]
     what, id = "After load, parameter", "fsdp-weights-lost"
     grader.explain(what, seen, at_save[left], mistakes, otherwise=id, at=LOAD, tolerance=CLOSE)
-    grader.explain("What load returned", run.observed("loaded"), left, otherwise="fsdp-step-lost", at=LOAD)
+    again = [states[3] for states in run.observed("states")]
+    what_again = "After a step and a second load, parameter"
+    grader.explain(what_again, again, at_save[left], mistakes, otherwise=id, at=LOAD, tolerance=CLOSE)
+    grader.explain("What load returned", run.observed("loaded"), [left, left], otherwise="fsdp-step-lost", at=LOAD)
 
     def after(**how: Any) -> State:
         return Plain(saved, **how).states[-1]
@@ -294,7 +308,15 @@ def test_resuming(grader: Grader) -> None:
         Hypothesis("fsdp-moments-lost", "That is what a new optimizer with the saved learning rate makes of the loaded parameters.",
                    lambda: after(renewed=left)),
         Hypothesis("fsdp-rate-lost", "That comes from the optimizer's own learning rate, not from the saved one.",
+                   lambda: after(altered=left, options={"lr": loading["lr"]})),
+        Hypothesis("fsdp-rate-lost", "That comes from the optimizer's own weight_decay, not from the saved one.",
+                   lambda: after(altered=left, options={"weight_decay": loading["weight_decay"]})),
+        Hypothesis("fsdp-rate-lost", "That comes from the optimizer's own learning rate and weight_decay, not from the saved ones.",
                    lambda: after(altered=left, options=loading)),
     ]  # fmt: skip
-    seen, what = [states[-1] for states in run.observed("states")], "One step after load, parameter"
-    grader.explain(what, seen, after(), mistakes, otherwise="fsdp-moments-lost", at=LOAD, tolerance=CLOSE)
+    steps_after = ((2, "One step after load"), (4, f"After one step, lr={loading['lr']}, a second load and one step"))
+    for number, what in steps_after:
+        seen = [states[number] for states in run.observed("states")]
+        grader.explain(
+            f"{what}, parameter", seen, after(), mistakes, otherwise="fsdp-moments-lost", at=LOAD, tolerance=CLOSE
+        )

@@ -31,7 +31,8 @@ def compress_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
             `bucket.gradients()` are views into it and `bucket.parameters()` their parameters, in the same order.
 
     Returns:
-        A future of one tensor of the buffer's size: the mean over the ranks. DDP copies it into the gradients.
+        A future of one tensor of the buffer's size, in float32 or the smaller dtype: the mean over the ranks. DDP copies it
+        into the gradients.
     """
     raise NotImplementedError("compress_gradients: start the all-reduce of a compressed bucket")
 

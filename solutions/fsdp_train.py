@@ -44,7 +44,8 @@ class ShardedTraining:
     ) -> None:
         """Shard `model` in place and make its optimizer.
 
-        - Each of `layers` is gathered by one all-gather just before it computes. One more gathers all other parameters.
+        - Each of `layers` is gathered by one all-gather just before it computes. In forward, one more gathers all other
+          parameters.
         - A rank keeps its rows of each parameter, and the optimizer keeps state for these rows only.
         - With `compute_dtype`, the whole model is gathered and computes in this dtype. Even then, the outputs of `model`, a
           rank's rows and the sums of the gradients are float32.
@@ -52,7 +53,7 @@ class ShardedTraining:
 
         Args:
             model: in float32, the same on all ranks.
-            layers: the modules of `model` that are gathered one at a time.
+            layers: the modules of `model` that are gathered one at a time. May be an iterator.
             mesh: of all ranks. If it has two dimensions, replicate over the first and shard over the second.
             make_optimizer: called with the parameters, returns their optimizer.
             compute_dtype: None for the model's own.
@@ -119,7 +120,8 @@ class ShardedTraining:
     def load(self, folder: str | Path) -> int:
         """Continue as if training had never stopped, even if the number of ranks or the mesh's shape has changed.
 
-        - Load every parameter, the optimizer's state and its learning rate.
+        - Load every parameter, the optimizer's state and its options, such as the learning rate. They replace what was
+          there, even after some steps.
 
         Returns:
             The `step` that was saved.

@@ -95,14 +95,17 @@ class ShardedLinear(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """What `linear` would return for this rank's inputs, in the same dtype.
 
-        - Forward all-gathers the whole weight once, and backward once more. Weight and bias travel together.
-        - Backward averages the gradient over the ranks with one reduce-scatter. A second backward adds to this gradient.
-        - No rank holds the whole weight, or its whole gradient, between forward and backward, or after backward.
+        - Forward all-gathers the whole weight once, and backward once more; if the inputs require no gradient, backward may
+          leave this out. Weight and bias travel together, in their own dtype.
+        - Backward averages the gradient over the ranks with one reduce-scatter, in the same dtype, or in float32 if that is
+          wider. The backward of a second forward adds to this gradient.
+        - No rank holds the whole weight after forward, nor the weight or its whole gradient after backward.
         - Inputs get the gradient of their own rank's loss. If they don't require a gradient, it's not computed.
-        - It also works under `torch.no_grad()`.
+        - It also works under `torch.no_grad()` and after `eval()`.
 
         Args:
             inputs: of shape (*, in_features), contiguous or not. The ranks may have different numbers of inputs.
+                Those of all ranks require a gradient, or none do.
         Returns:
             A tensor of shape (*, out_features).
         """

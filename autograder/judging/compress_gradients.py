@@ -25,6 +25,11 @@ STEPS, LONG = 3, 6
 IMAGES, EPOCHS, SCALE = 300, 60, 2.0**26
 NAN_STEP = 20  # of the training: all pixels are NaN
 
+RESIDUAL = (
+    r"(residual|owed|memory|error|feedback)\w*\[.*\] *[+-]?=[^=] || (residual|owed|memory)\w*\.(update|setdefault|copy_)\( || "
+    r"_residual = || (lost|rest|missing|owed) = || error_feedback || def register"
+)
+
 Gradients = dict[str, torch.Tensor]
 Owing = tuple[list[Gradients], dict[str, float]]
 
@@ -49,17 +54,17 @@ def by_rank(steps: list[list[Gradients]]) -> list[dict[str, Any]]:
     return [{"gradients": own} for own in map(list, zip(*steps, strict=True))]
 
 
-def owing(grader: Grader, sizes: list[float]) -> Owing:
-    """Shares of the mean for each step, and their units in the last place of bfloat16.
+def owing(grader: Grader, sizes: list[float], dtype: torch.dtype = torch.bfloat16) -> Owing:
+    """Shares of the mean for each step, and their units in the last place of this dtype.
 
-    Each share lies 0.44 or 0.15 units, in turn, above what bfloat16 can hold: together more than one half, and never
+    Each share lies 0.44 or 0.15 units, in turn, above what it can hold: together more than one half, and never
     near to a tie. Every parameter has a size of its own, so that what one is owed is wrong for any other.
     """
     generator = grader.generator(f"owing {sizes}")
     shares: list[Gradients] = [{} for _ in range(LONG)]
     units = {}
     for (name, shape), size in zip(SHAPES.items(), sizes, strict=True):
-        units[name] = size * torch.finfo(torch.bfloat16).eps
+        units[name] = size * torch.finfo(dtype).eps
         mantissa = torch.randint(10, 110, shape, generator=generator)
         sign = torch.randint(0, 2, shape, generator=generator) * 2 - 1
         turn = torch.randint(0, 2, shape, generator=generator)
@@ -86,6 +91,22 @@ def feed_back(grader: Grader, cap: float) -> tuple[Run, list[Owing]]:
     each = [{"gradients": [[step[rank] for step in steps] for steps in given]} for rank in range(WORLD)]
     run = grader.run("two_models", WORLD, each=each, cap=cap, dtype="bfloat16", error_feedback=True)
     return run, drawn
+
+
+OVERFLOWS = [1e6, -1e6, torch.nan, torch.inf]  # a third of 1e6 is more than float16 holds
+
+
+def overflow(grader: Grader) -> tuple[Run, list[Gradients], dict[str, float]]:
+    """Four steps with error feedback in float16. In the second, the first numbers of a are `OVERFLOWS`, each on the rank
+    whose turn it is.
+    """
+    shares, units = owing(grader, [1.0] * len(SHAPES), torch.float16)
+    for step in (0, 2):
+        shares[step]["a"][0, : len(OVERFLOWS)] = 1 + 20.44 * units["a"]
+    shares[1]["a"][0, : len(OVERFLOWS)] = torch.tensor(OVERFLOWS) / WORLD
+    steps = [split(step) for step in shares[:4]]
+    run = grader.run("reduces", WORLD, each=by_rank(steps), cap=CAP, dtype="float16", error_feedback=True)
+    return run, shares[:4], units
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,3 +185,65 @@ def follow(shares: list[torch.Tensor], keep: Keep) -> list[torch.Tensor]:
         out.append(sent)
         owed = keep(step, owed, share, total, sent)
     return out
+
+
+FEEDBACK: list[tuple[str, str, Keep]] = [
+    ("ignores-error-feedback", "Each step is cast separately: what one step loses is never sent.",
+     lambda step, owed, share, total, sent: torch.zeros_like(share)),
+    ("residual-never-updated", "What step 0 had lost is added in every step, and what later steps lose is dropped.",
+     lambda step, owed, share, total, sent: owed if step else total - sent),
+    ("drops-residual", "What step 0 had lost was never sent; from step 1 on nothing is lost.",
+     lambda step, owed, share, total, sent: total - sent if step else torch.zeros_like(share)),
+    ("wrong-residual", "Residuals accumulate, although each was already sent in the following step.",
+     lambda step, owed, share, total, sent: owed + total - sent),
+    ("wrong-residual", "The residual has the wrong sign: what was lost is subtracted again.",
+     lambda step, owed, share, total, sent: sent - total),
+    ("wrong-residual", "The residual is gradient minus what was sent, and leaves out the previous residual.",
+     lambda step, owed, share, total, sent: share - sent),
+    ("wrong-residual", f"The residual is {WORLD} times too large, and leaves out the previous one: it is what was not divided minus what was sent.",
+     lambda step, owed, share, total, sent: WORLD * (share - sent)),
+    ("wrong-residual", f"The residual is {WORLD} times too large: it was taken before the division and added after it.",
+     lambda step, owed, share, total, sent: WORLD * (total - sent)),
+    ("wrong-residual", f"The residual is {WORLD} times too small: it was taken after the division and added before it.",
+     lambda step, owed, share, total, sent: (total - sent) / WORLD),
+]  # fmt: skip
+"""What it is, what is seen, and what is owed after a step."""
+
+
+def judge_feedback(grader: Grader, run: Run, drawn: list[Owing]) -> None:
+    """The sums over 1, 2, … LONG steps against the true ones, in units of the last place that the cast keeps."""
+    found: list[tuple[float, int, int, str, torch.Tensor]] = []
+    for model, (shares, units) in enumerate(drawn):
+        for rank in range(WORLD):
+            seen: list[Gradients] = run.observed("seen")[rank][model]
+            for name in SHAPES:
+                came = torch.stack([gradients[name] for gradients in seen]).double().cumsum(0)
+                true = torch.stack([step[name] for step in shares]).double().cumsum(0)
+                away = ((came - true) / units[name]).nan_to_num(nan=torch.inf).abs().reshape(LONG, -1).amax(1)
+                if away.max() > 0.55:
+                    found.append((away.max().item(), model, rank, name, away))
+    if not found:
+        return
+    largest, model, rank, name, away = max(found, key=lambda one: one[0])
+    if largest <= 4:
+        largest, model, rank, name, away = found[0]
+    shares, units = drawn[model]
+    seen = [gradients[name] for gradients in run.observed("seen")[rank][model]]
+    step = int((away > 0.55).nonzero()[0])
+    other = " of the second model" if model else ""
+    what = f"After {step + 1} step{'s' if step else ''} the gradients of {name}{other} that came out on rank {rank} are away from the sum of the true ones "
+    what += f"by up to {away[step].item():.3g} units in the last place of bfloat16, after {LONG} steps by {away[-1].item():.3g}. One cast loses half a unit."
+    for id, said, keep in FEEDBACK:
+        would = follow([one[name] for one in shares], keep)
+        if all(torch.allclose(a, b, rtol=0, atol=0.05 * units[name]) for a, b in zip(seen, would, strict=True)):
+            grader.fail(id, f"{what} {said}", of=[rank], at=RESIDUAL)
+    if step and largest > 4:
+        off, before = seen[step] - shares[step][name], seen[step - 1]
+        times_before = (-off / before)[off.abs() > 4 * units[name]]
+        if len(times_before) and (times_before - times_before.round().clamp(1, WORLD)).abs().max() < 0.05:
+            said = f"In step {step + 1} they lack what had come out in step {step}, or a multiple of it: what the cast lost was computed from the sum over the ranks, not from this rank's cast."
+            grader.fail("residual-of-sum", f"{what} {said}", of=[rank], at=RESIDUAL)
+    if largest > 4:
+        said = "That is far more than its own casts can have lost: it received the residuals of other parameters."
+        grader.fail("residual-of-others", f"{what} {said}", of=[rank], at=RESIDUAL)
+    grader.fail("wrong-residual", what, of=[rank], at=RESIDUAL)

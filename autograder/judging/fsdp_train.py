@@ -298,8 +298,8 @@ def listed(sizes: Sequence[int]) -> str:
     return f"{len(sizes)} all-gather{'s' if len(sizes) != 1 else ''}" + (f" ({said} bytes)" if sizes else "")
 
 
-def judge_forward_gathers(grader: Grader, played: Played) -> None:
-    """One gather for each layer in forward, and one for the rest."""
+def judge_forward_gathers(grader: Grader, played: Played, once: bool = False) -> None:
+    """One gather for each layer in forward, and one for the rest. `once` is as in `Job`."""
     expected = [4 * size for size in played.groups()]
     for rank in range(played.world_size):
         for forward, _ in phases(played, rank)[1:]:
@@ -307,8 +307,21 @@ def judge_forward_gathers(grader: Grader, played: Played) -> None:
             said = f"Forward on rank {rank} called {listed(seen)}. The {LAYERS} layers and all other parameters need {listed(expected)}."
             if sorted(seen) == sorted(expected):
                 continue
+            if once and len(seen) == 1:
+                said += " `layers` is an iterator here: a second loop over it finds nothing."
+                grader.fail("fsdp-layers-once", said, of=[rank], at=r"in layers || " + SHARD)
             together = len(seen) <= len(expected)
             grader.fail("fsdp-gathered-at-once" if together else "fsdp-gathered-in-pieces", said, of=[rank], at=SHARD)
+
+
+def judge_kept(grader: Grader, played: Played, nbytes: int, how: str) -> None:
+    """No gather of a layer in backward. An element has so many bytes."""
+    layers = {nbytes * size for size in played.groups()[1:]}
+    for rank in range(played.world_size):
+        for _, backward in phases(played, rank)[1:]:
+            if layers & set(seen := gathers(backward)):
+                said = f"With {how}, backward on rank {rank} called {listed(seen)}."
+                grader.fail("fsdp-gathered-again", said, of=[rank], at=RESHARD)
 
 
 def judge_rows(grader: Grader, played: Played) -> None:

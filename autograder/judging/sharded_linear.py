@@ -17,6 +17,8 @@ LR, MOMENTUM = 0.05, 0.9
 CLOSE = Tolerance(relative=1e-4, absolute=1e-5)
 CLOSEST = Tolerance(relative=1e-11, absolute=1e-11)  # float64 all the way
 WORLDS = (3, 2)
+CASES = [("with a bias", True, True), ("without a bias", False, True), ("in eval mode", True, False)]
+"""In words, whether it has a bias, whether it is in training mode."""
 
 CLASS = r"class ShardedLinear"
 MAKE = r"Parameter\( || def __init__ || " + CLASS
@@ -25,7 +27,12 @@ GATHER = r"all_gather || broadcast || def forward || " + CLASS
 REDUCE = r"reduce_scatter || all_reduce || def backward || " + GATHER
 SCALE = r"/=? .*(world|size)|\.div_?\(|ReduceOp\.AVG || " + REDUCE
 INPUTS = r"needs_input_grad || def backward || " + FORWARD
-KEPT = r"save_for_backward || ctx\.\w+ = || self\.\w+ = .*gather || def forward || " + CLASS
+VIEW = r"reduce_scatter || \.grad = || " + REDUCE
+EVAL = r"\.training || " + FORWARD
+KEPT = (
+    r"(ctx|layer|self)\.\w+ = .*(whole|full|gather|collect) || save_for_backward || ctx\.\w+ = || self\.\w+ = .*gather || def forward || "
+    + CLASS
+)
 SHAPES = r"\.view\( || \.T\b || \.t\(\) || reshape || flatten || def backward || " + FORWARD
 NO_INPUTS = r"numel\(\) || len\( || == 0 || def forward || " + CLASS
 STATE = r"def full_state_dict || " + CLASS
@@ -268,6 +275,26 @@ def judge_input_gradients(grader: Grader, played: Played) -> None:
     ]  # fmt: skip
     what, id = "[backward] of the inputs' gradient", "wrong-input-gradient"
     grader.explain(what, played.gradients, gradient(), mistakes, otherwise=id, at=INPUTS, tolerance=CLOSE)
+
+
+def judge_held(grader: Grader, rank: int, case: tuple[str, bool, bool], seen: dict[str, int]) -> None:
+    """What is in memory after each call."""
+    how, biased, _ = case
+    nbytes = 4 * ROWS * (COLUMNS + biased)
+    # After backward there is the gradient of the own rows, too. The output and the inputs are a tenth of the layer.
+    points = (
+        ("forward", 1, "Between forward and backward"),
+        ("backward", 2, "After backward"),
+        ("step", 1, "After the step"),
+        ("no_grad", 1, "After a forward under torch.no_grad()"),
+    )
+    for point, rows, when in points:
+        if seen[point] > rows * nbytes / 3 + nbytes / 2:
+            said = f"{when} of a layer {how}, rank {rank} holds {seen[point]} bytes of what the layer was given and has made. Its rows are {nbytes // 3} bytes, the whole layer {nbytes}."
+            if point == "backward" and seen["gradient"] > nbytes / 2:
+                said += f" The `.grad` of its rows is a view of {seen['gradient']} bytes."
+                grader.fail("gradient-held", said, of=[rank], at=VIEW)
+            grader.fail("weight-held", said, of=[rank], at=KEPT)
 
 
 def judge_parts(grader: Grader, played: Played) -> None:

@@ -131,14 +131,18 @@ def two_models(submission, gradients: list[list[Gradients]], cap: float, **optio
 
 
 def in_groups(submission, gradients: Gradients, size: int, **options) -> None:
-    """One step of a model that is replicated within groups of `size` ranks."""
+    """One step of two models that are replicated within groups of `size` ranks, the second with error feedback."""
     device = join()
     count = world_size() // size
     groups = [dist.new_group(list(range(first, world_size(), count))) for first in range(count)]
     own = {name: gradient.to(device) for name, gradient in gradients.items()}
-    model = wrap({name: tuple(gradient.shape) for name, gradient in own.items()}, device, 1.0, groups[rank() % count])
-    register(submission, model, **options)
-    observe("seen", one_step(model, own, "compressed"))
+    shapes = {name: tuple(gradient.shape) for name, gradient in own.items()}
+    seen = []
+    for error_feedback in (False, True):
+        model = wrap(shapes, device, 1.0, groups[rank() % count])
+        register(submission, model, error_feedback=error_feedback, **options)
+        seen.append(one_step(model, own, "compressed"))
+    observe("seen", seen)
 
 
 def trains(

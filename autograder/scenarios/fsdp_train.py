@@ -66,7 +66,9 @@ class Job:
         optimizer: str,
         options: dict[str, Any],
         keywords: dict[str, Any],
+        once: bool = False,
     ) -> None:
+        """With `once`, the layers can be walked through only once."""
         self.device = join()
         names = ("replicate", "shard")[-len(mesh) :]
         device_mesh = init_device_mesh(self.device.type, tuple(mesh), mesh_dim_names=names)
@@ -75,8 +77,9 @@ class Job:
         self.made: list[torch.optim.Optimizer] = []
         if "compute_dtype" in keywords:
             keywords = keywords | {"compute_dtype": getattr(torch, keywords["compute_dtype"])}
+        layers = iter(self.model.layers) if once else list(self.model.layers)
         self.training = submission.ShardedTraining(
-            self.model, list(self.model.layers), device_mesh, self._maker(optimizer, options), **keywords
+            self.model, layers, device_mesh, self._maker(optimizer, options), **keywords
         )
         self.named = dict(self.model.named_parameters())
         observe("kept", {name: (local(one).numel(), str(one.dtype)) for name, one in self.named.items()})
@@ -141,7 +144,7 @@ def steps(submission, batches: list[list[torch.Tensor]], norms: list[float], **j
 
 
 def saves(submission, batches: list[list[torch.Tensor]], norms: list[float], step: int, **job: Any) -> None:
-    """As many steps as `step` says, a save, and the other steps."""
+    """As many steps as `step` says, a save, and the other steps. At the end another save, into a folder that is a str."""
     played = Job(submission, **job)
     for number, (batch, norm) in enumerate(zip(batches, norms, strict=True)):
         if number == step:
@@ -155,22 +158,28 @@ def saves(submission, batches: list[list[torch.Tensor]], norms: list[float], ste
                 observe("content", {str(one): torch.frombuffer(bytearray(one.read_bytes() or b" "), dtype=torch.uint8)
                                     for one in files})  # fmt: skip
         played.step(batch, norm)
+    played.training.save("later", len(batches))
     played.report()
 
 
 def loads(submission, content: State, batches: list[list[torch.Tensor]], norms: list[float], **job: Any) -> None:
-    """What `saves` wrote, loaded before the first of these steps."""
+    """What `saves` wrote, loaded before the first of these steps; then all of this again, with the loading job's rate."""
     played = Job(submission, **job)
     for name, values in content.items() if rank() == 0 else ():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(values.numpy().tobytes())
     dist.barrier()
-    mark("load")
-    observe("loaded", played.training.load(FOLDER))
-    mark("loaded")
-    played.seen["states"].append(full(played.model))
-    for batch, norm in zip(batches, norms, strict=True):
-        played.step(batch, norm)
+    returned = []
+    for folder in (FOLDER, str(FOLDER)):
+        mark("load")
+        returned.append(played.training.load(folder))
+        mark("loaded")
+        played.seen["states"].append(full(played.model))
+        for batch, norm in zip(batches, norms, strict=True):
+            played.step(batch, norm)
+        for group in (group for made in played.made for group in made.param_groups):
+            group["lr"] = job["options"]["lr"]
+    observe("loaded", returned)
     played.report()
 
 

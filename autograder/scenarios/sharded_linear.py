@@ -74,15 +74,28 @@ def once(submission, state: dict[str, torch.Tensor], shape: list[int], strided: 
     observe("seen", [output.detach(), inputs.grad])
 
 
-def held(submission, state: dict[str, torch.Tensor], batch: Batch) -> None:
-    """How many bytes of what the submission made, or was given, are still in memory at the ends of its calls."""
+def held(submission, state: dict[str, torch.Tensor], batch: Batch, cases: list[list[bool]]) -> None:
+    """What a layer leaves in memory, once for each case: whether it has a bias, and whether it is in training mode."""
     device = join()
+    gc.collect()
+    gc.freeze()  # what is there now need not be looked through again
+    bare = {"weight": state["weight"]}
+    observe(
+        "held", [left(submission, state if biased else bare, batch, training, device) for biased, training in cases]
+    )
+
+
+def left(
+    submission, state: dict[str, torch.Tensor], batch: Batch, training: bool, device: torch.device
+) -> dict[str, int]:
+    """How many bytes of what the submission made, or was given, are still in memory at the ends of its calls."""
     storages = Storages()
     linear = linear_of(state, device)
     storages.note(list(linear.parameters()))
     with storages:
         layer = submission.ShardedLinear(linear)
     del linear
+    layer.train(training)
     bytes_at = {"made": storages.alive()}
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     inputs, direction = batch[0].clone().to(device).requires_grad_(), batch[1].to(device)
@@ -93,10 +106,18 @@ def held(submission, state: dict[str, torch.Tensor], batch: Batch) -> None:
         output.backward(direction)
     del output
     bytes_at["backward"] = storages.alive()
+    gradients = [local(one.grad).untyped_storage() for one in layer.parameters() if one.grad is not None]
+    bytes_at["gradient"] = max((one.nbytes() for one in gradients), default=0)
+    del gradients
+    before = full(layer)
     optimizer.step()
     optimizer.zero_grad()
     bytes_at["step"] = storages.alive()
-    observe("held", bytes_at)
+    bytes_at["changed"] = int(not torch.equal(full(layer)["weight"], before["weight"]))
+    with storages, torch.no_grad():
+        layer(inputs)
+    bytes_at["no_grad"] = storages.alive()
+    return bytes_at
 
 
 def work(submission, state: dict[str, torch.Tensor], batch: Batch) -> None:
