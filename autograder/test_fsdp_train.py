@@ -314,7 +314,10 @@ def test_resuming(grader: Grader) -> None:
         Hypothesis("fsdp-rate-lost", "That comes from the optimizer's own learning rate and weight_decay, not from the saved ones.",
                    lambda: after(altered=left, options=loading)),
     ]  # fmt: skip
-    steps_after = ((2, "One step after load"), (4, f"After one step, lr={loading['lr']}, a second load and one step"))
+    steps_after = (
+        (2, "One step after load"),
+        (4, f"The job made a step, set lr={loading['lr']} and loaded again. One step later"),
+    )
     for number, what in steps_after:
         seen = [states[number] for states in run.observed("states")]
         grader.explain(
