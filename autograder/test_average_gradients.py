@@ -83,7 +83,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         return None
     brought = "; ".join(f"rank {rank}: {len(own)}, together {sum(own)} bytes" for rank, own in enumerate(sizes))
     held = [len(names or []) for names in run.observed("held")]
-    uneven = len(set(held)) > 1
+    uneven, lack = len(set(held)) > 1, [rank for rank, count in enumerate(held) if count < max(held)]
     if not uneven:
         had = "All ranks had a gradient for every parameter, but their collectives don't match"
     elif all(held):
@@ -93,7 +93,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     return grader.diagnosis(
         "skips-missing-gradients" if uneven else "order-differs",
         f"{had}.{ending(cause)} Collectives seen: {brought}.",
-        evidence=evidence(run),
+        evidence=evidence(run, lack if uneven and all(held) else None),
         of=cause.ranks,
         at=MISSING if uneven else WALK,
     )

@@ -27,7 +27,8 @@ from .mutants import imported
 HANDOUT = Path(__file__).with_name("handout")
 TOP = (
     ".gitignore", "LICENSE", "README.md", "docs/run.md", "docs/where.md", "environment.yml", "lockstep",
-    "pyproject.toml", "requirements.lock", *(f"docs/images/{name}.png" for name in ("check", "hang", "map", "stepper", "timeline")),
+    "pyproject.toml", "requirements.lock",
+    *(f"docs/images/{name}.png" for name in ("check", "hang", "map", "stepper", "timeline")),
 )  # fmt: skip
 CHAPTER_FILES = (".cfg", ".ipynb", ".py", ".svg", ".toml", ".gitignore")
 TEACHERS = ("autograder/policy.toml",)  # what it says about single learners is confidential

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from .. import ranks
 from ..course import leaf
@@ -61,11 +62,17 @@ def general(submission: Submission, run: ranks.Run) -> Finding:
     return Finding(id, _left_behind(cause) or message, frame, proof)
 
 
-def evidence(run: ranks.Run) -> text.Evidence:
+def evidence(run: ranks.Run, of: Iterable[int] | None = None) -> text.Evidence:
     """The ranks' table or traceback, and what is known of this run alone; the rules are in the diagnosis's `why`. Each
-    note is a line: who shows it breaks it.
+    note is a line: who shows it breaks it. Marked in the table are the ranks `of` which a check knows that they are at
+    fault, or those of the run's cause.
     """
-    return text.evidence(run, width=sys.maxsize, own=True)
+    found = text.evidence(run, width=sys.maxsize, own=True)
+    if of is None:
+        return found
+    at_fault = set(map(str, of))
+    rows = (replace(row, differs=not at_fault.isdisjoint(re.findall(r"\d+", row.ranks))) for row in found.rows)
+    return replace(found, rows=tuple(rows))
 
 
 def ending(cause: ranks.Cause) -> str:

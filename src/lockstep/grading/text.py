@@ -58,7 +58,7 @@ def is_explained(check: CheckResult) -> bool:
 
 
 def not_run(checks: Iterable[CheckResult]) -> dict[str, list[str]]:
-    """The checks that were not run, by their reasons; where those that wait need several, each name with what it needs."""
+    """The checks that were not run, by their reasons; each name with what it needs, where that differs."""
     left = [check for check in checks if check.outcome is CheckOutcome.NOT_RUN]
     why = awaited([check for check in left if waits(check)])
     found: dict[str, list[str]] = {}

@@ -138,7 +138,7 @@ def _failed(check: CheckResult, exercise: str) -> str:
         f"<p>{place}{'' if found.code else f' &nbsp; <code>{escape(found.source)}</code>'}</p>" if found.line else "",
         proof(found.proof),
     ]
-    parts.append(f'<p class="ls-soft">{coded(found.why)}</p>' if found.why else "")
+    parts.append(f"<p>{coded(found.why)}</p>" if found.why else "")
     parts.append(f"<p>Read: {_linked(found.read)}</p>" if found.read else "")
     return f'<div class="ls-one">{"".join(parts)}</div>'
 

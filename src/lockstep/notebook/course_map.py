@@ -26,8 +26,9 @@ DOT = " ·&nbsp;"  # Stays with what follows: no line ends with it
 FEW = 3  # The most exercises of a section that are linked; the clinic's cases are too many for a line
 STYLE = """<style>
 .ls-map > p { margin: 2px 0 10px; font-weight: 600; display: flex; flex-wrap: wrap; gap: 8px }
-.lockstep-said .ls-map > p a { padding: 6px 16px; border-radius: 6px; text-decoration: none;
-  background: var(--ls-link); color: var(--ls-on) }
+.lockstep-said .ls-map > p a { padding: 5px 15px; border: 1px solid var(--ls-link); border-radius: 6px;
+  text-decoration: none; background: var(--ls-link); color: var(--ls-on) }
+.lockstep-said .ls-map > p a + a { background: none; color: var(--ls-link) }
 .lockstep-said .ls-map ol { list-style: none; margin: 0; padding: 0 }
 .lockstep-said .ls-map ol ol { margin: 2px 0 8px 46px }
 .ls-map { container-type: inline-size }
@@ -157,8 +158,8 @@ def course_map(chapter: str = "") -> CourseMap:
 def as_html(course: Course, now: CourseStanding, chapter: str = "", folder: Path | None = None) -> str:
     """Where to go on, and the chapters with what is done in each; links as seen from `folder`, or the current one.
 
-    At the end of a `chapter` the first link is the next one, even if a section is open. Unfolded is that chapter, else
-    the one where the learner is, at first chapter 1.
+    At the end of a `chapter` a section of it that is open comes first, then the next chapter. Unfolded is that chapter,
+    else the one where the learner is, at first chapter 1.
     """
     seen = Seen(course, folder or Path.cwd())
     links = seen.after(chapter)
@@ -167,7 +168,7 @@ def as_html(course: Course, now: CourseStanding, chapter: str = "", folder: Path
         continued = f"Continue: chapter {outline.number}, “{section.plain}”", seen.section(outline, section)
         begun = f"Begin: chapter {outline.number}, “{outline.title}”", seen.path(outline.file)
         if begun[1] not in [path for _, path in links]:
-            links.append(continued if now.here else begun)
+            links.insert(0 if outline.name == chapter else len(links), continued if now.here else begun)
     onward = "".join(f'<a href="{html.escape(path)}">{html.escape(words)}</a>' for words, path in links)
     onward = f"<p>{onward}</p>" if onward else ""
     unfolded = chapter or (now.here[0] if now.here else course.chapters[0].name)

@@ -50,7 +50,7 @@ class Stepper:
         return f"Stepper({self.ranks} ranks, {self.length} numbers, ring: {sent} bytes a rank)"
 
     def page(self, theme: str = "auto") -> str:
-        """The whole document, for an iframe or a file. `theme` is `auto` (what the system prefers), `light` or `dark`."""
+        """The whole document, for an iframe or a file. `theme` is `auto` (as the system), `light` or `dark`."""
         script = (Path(__file__).with_name("stepper.js")).read_text(encoding="utf-8")
         data = json.dumps(self._data(), separators=(",", ":"), sort_keys=True)
         head = f"<html lang=en data-theme={theme}><meta charset=utf-8><title>All-reduce, step by step</title>"
