@@ -57,7 +57,7 @@ class Condition(Enum):
     FRESH = "Ready"
     OUTDATED = "Updating the environment"
     MISSING = "Making the environment (once, about a minute)"
-    BROKEN = "Making the environment again, about a minute (it was interrupted or moved, or had another torch)"
+    BROKEN = "Making the environment again, about a minute: it was incomplete, was moved, or has another torch"
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> NoReturn:
 def refuse_root(arguments: list[str]) -> None:
     """Raise what JupyterLab would say to root, whom it turns away: here before there is an environment to wait for."""
     if os.geteuid() == 0 and not any(ROOT_ALLOWED.match(one) for one in arguments):
-        raise Trouble("you are root, for whom JupyterLab starts only when told to: ./lockstep lab --allow-root")
+        raise Trouble("you are root, and JupyterLab does not run as root unless told to: ./lockstep lab --allow-root")
 
 
 def make(torch_request: str, screen: "Screen") -> None:

@@ -30,7 +30,7 @@ HEAD = """# Lockstep
 Distributed training with PyTorch DDP, taught by running it. The chapters are notebooks: read, run each cell with
 **Shift+Enter**, and answer the questions. Your exercises are Python files in the folder `exercises`."""
 CELL = "from lockstep.notebook.course_map import course_map\n\ncourse_map()"
-FOOT = "In a terminal, `./lockstep status` says the same, and `./lockstep --help` what else there is."
+FOOT = "In a terminal, `./lockstep status` shows the same, and `./lockstep --help` lists all commands."
 """Below the map: after the last cell of a notebook, Shift+Enter adds an empty one."""
 STALE = "As it was when you started the lab. Click here and press Shift+Enter to bring it up to date."
 
