@@ -28,7 +28,9 @@ from judging.exact_resume import (
     TRAIN,
     Case,
     dealt,
+    judge_skipped,
     places,
+    read_rate,
     sources,
 )
 from judging.resumed import read_loading
@@ -111,12 +113,14 @@ def test_trains(grader: Grader) -> None:
     batches = [[step["samples"] for step in call["steps"]] for call in through]
     what = f"The list of samples in {TOTAL} steps"
     grader.explain(what, batches, Each(dealt(seed, WORLD, BATCH)), mistakes, otherwise="loses-its-place", at=ORDER)
-    draws = [call["steps"][0]["draws"] for call in through]
+    draws = [[call["steps"][0]["draws"] for call in through], [call["made"][None] for call in through]]
     for at, generator in enumerate(GENERATORS):
-        if equal(draws[0][:, at], draws[1][:, at], EXACT):
-            judge_loading(grader)
-            what = f"The first number that {generator} gave was {draws[0][0, at]:.6f} on rank 0, and on rank 1 as well."
-            grader.fail("same-random-numbers-everywhere", what, of=range(WORLD), at=r"seed\( || " + TRAIN)
+        for (one, other), where in zip(draws, ("", " within make"), strict=True):
+            if equal(one[:, at], other[:, at], EXACT):
+                judge_loading(grader)
+                what = f"The first number that {generator} gave{where} was {one[0, at]:.6f} on rank 0, and on rank 1 as well."
+                at_seed = (r"seed\(\w+\) || " if where else "") + r"seed\( || " + TRAIN
+                grader.fail("same-random-numbers-everywhere", what, of=range(WORLD), at=at_seed)
     judge_steps(grader, through)
 
 
@@ -237,7 +241,7 @@ def test_place(grader: Grader) -> None:
     for name, done, how, id, at in (
         ("complete", TOTAL, "", "trains-on-after-the-end", goes_on),
         ("told again", stop, " with the same stop_after", "ignores-stop-after", ignores),
-        ("told less", stop, f" with stop_after={stop - 2}", "ignores-stop-after", ignores),
+        ("told less", stop, " with stop_after=0", "ignores-stop-after", ignores),
         ("told more", TOTAL, " with a stop_after that is larger", "trains-on-after-the-end", goes_on),
     ):
         again = two(grader).observed(name)
@@ -280,6 +284,8 @@ def test_state(grader: Grader) -> None:
                     n for n, (one, other) in enumerate(zip(seen, same, strict=True)) if not equal(one, other, EXACT)
                 )
                 first = " As in the very first step." if equal(seen[step], start[key], EXACT) else ""
+                if key == "rate" and (known := read_rate(case, rank)):
+                    id, at, first = known.id, known.at, f" {known.says}"
                 began = f"step {case.stop + step + 1} did not start on rank {rank} where it had been"
                 what = f"{case.interrupted}: {began}: {label} had {wrong.seen:g} instead of {wrong.right:g}.{first}"
                 grader.fail(id, f"{what} {case.cost}", of=[rank], at=at + r"load_state_dict || " + LOADING)
@@ -293,17 +299,6 @@ def test_random_numbers(grader: Grader) -> None:
         judge_random_numbers(grader, case)
     for case in cases(grader):
         judge_skipped(grader, case)
-
-
-def judge_skipped(grader: Grader, case: Case) -> None:
-    """What the epoch has done before the interruption isn't loaded again."""
-    epoch = case.stop // STEPS * STEPS
-    for rank, call in enumerate(case.calls):
-        done = {sample for step in case.through[rank]["steps"][epoch : case.stop] for sample in step["samples"]}
-        if done and done <= set(call["steps"][0]["fetched"]):
-            what = f"{case.interrupted}: before step {case.stop + 1} rank {rank} loaded the {len(done)} samples of this epoch's earlier steps again."
-            at = r"continue || islice || DataLoader\( || for .* in || " + TRAIN
-            grader.fail("loads-what-was-done", what, of=[rank], at=at)
 
 
 def judge_random_numbers(grader: Grader, case: Case) -> None:

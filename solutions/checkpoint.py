@@ -35,13 +35,14 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any], keep: i
       entry) is on the disk before this function returns.
     - Afterwards the folder holds the `keep` newest checkpoints and no older ones, and nothing that a killed or failed
       save left behind. Leave all other files alone.
-    - If the save fails (the disk is full), every rank raises an exception, and the older checkpoints are still there.
+    - If the save fails (the disk is full, `fsync` fails, `state` can't be pickled), every rank raises an exception, and
+      the older checkpoints are still there.
 
     Args:
         path: the folder. Create it, with its parents, if it doesn't exist.
         state: dictionaries (keys are text or integers), lists and tuples, nested as you like, of tensors, numbers,
             text and None: what `torch.load(weights_only=True)` reads.
-        keep: how many checkpoints to keep, including this one; at least 1.
+        keep: how many checkpoints to keep, including this one; at least 1. A damaged one may count or not.
     """
     # --- solution: write the checkpoint ---
     failure: Exception | None = None
@@ -63,11 +64,13 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any], keep: i
 def load_latest(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return the newest intact checkpoint in the folder `path`. Called on every rank of an existing process group.
 
-    - Newest means saved last, whatever the files' times say: copying a folder changes them.
+    - Newest means saved last, whichever process saved it and whatever the files' times say: copying a folder changes
+      them.
     - All ranks return the same checkpoint, even if one of them sees an older state of the folder (a network file system
-      shows a new file late) or can't read a file that the others can.
-    - Skip a file that is cut short or in which a single bit has changed. Load the next older one; at least one
-      rank warns (`warnings.warn`) and names the file. `torch.load` doesn't notice a changed bit in a tensor.
+      shows a new file late) or can't read a file that the others can. Take the newest that all ranks can read, or the
+      newest that any of them can.
+    - Skip a file that is cut short or in which a single bit of the state has changed. Load the next older one; at least
+      one rank warns (`warnings.warn`) and names the file. `torch.load` doesn't notice a changed bit in a tensor.
     - A save with `keep=1` may remove the file that you are about to read. Then look into the folder again.
     - Loading runs no code from the file (`weights_only=True`). Tensors come back on the CPU.
     - A dictionary in which every key starts with `module.` comes from a DDP wrapper's `state_dict()`. Remove this prefix

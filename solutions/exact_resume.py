@@ -60,8 +60,8 @@ def train(
     """Train with DDP, starting from the newest checkpoint in `folder` if there is one. Called on every rank, in a group.
 
     However often and wherever a run is interrupted, it ends bit for bit like an uninterrupted one: the same weights
-    and, on rank 0, the same buffers, from the same samples in the same batches, with the same random numbers. That
-    holds for a restart on the same number of ranks, even with more than two.
+    and, on rank 0, the same persistent buffers, from the same samples in the same batches, with the same random numbers.
+    That holds for a restart on the same number of ranks, even with more than two.
 
     The training:
 
@@ -70,7 +70,7 @@ def train(
       rank draws its own numbers.
     - In epoch e (from 0) rank r's samples are those of `DistributedSampler(dataset, seed=seed)` for epoch e, in batches
       of `batch_size`; the last batch may be smaller. Load each batch in this process (no workers), after the
-      step before it.
+      step before it. After a restart, don't load the batches of earlier steps again.
     - Each batch goes through `train_step` once. Steps are counted from the start of training, across epochs and restarts.
 
     The checkpoints, by `save_checkpoint` and `load_latest` of the exercise `checkpoint`:

@@ -11,6 +11,15 @@ import torch
 from lockstep.grading import Diagnosis, Failed, Grader, Hypothesis, fitting, names
 
 Operation = dict[str, Any]
+FOREIGN = {
+    "notes.txt": "the learning rate was too high\n",
+    "zz-report.json": '{"accuracy": 0.5}\n',
+    "old/weights.pt": "from another job\n",
+    "download.tmp": "a data set, half of it\n",
+    "upload.partial": "another one\n",
+    "tmp_upload.bin": "a third\n",
+}
+BESIDE = [*FOREIGN, "best.pt"]
 MIXTURE, ERROR, NO_STATE = "numbers of two saves", "an error", "no such state"
 
 
@@ -94,6 +103,23 @@ def durability(operations: list[Operation], inodes: list[int], folders: Iterable
     return ""
 
 
+def unsafe(on_ranks: Sequence[dict[str, Any]]) -> str:
+    """A file that the rank that wrote has left without its contents or its name known to be on the disk, or nothing."""
+    one = next((one for one in on_ranks if changes(one["operations"])), on_ranks[0])
+    files, folders = one["written"]["files"], [one["written"]["folder"]]
+    return next((name for name, inodes in files.items() if durability(one["operations"], inodes, folders)), "")
+
+
+def all_raised(grader: Grader, what: str, errors: list[str], at: str) -> list[int]:
+    """If one rank raised an error all must have; if none did, all ranks."""
+    silent = [rank for rank, error in enumerate(errors) if not error]
+    if any(errors):
+        raised = next(f"rank {rank} raised {error}" for rank, error in enumerate(errors) if error)
+        said = f"{what}: {raised}, and {{ranks}} returned without an error."
+        grader.fail_on(silent, "others-never-learn-of-it", said, at=at)
+    return silent
+
+
 def judge_durable(
     grader: Grader, what: str, operations: list[Operation], inodes: list[int], folder: int, at: str, in_place: str = ""
 ) -> None:
@@ -131,6 +157,20 @@ def judge_writers(grader: Grader, operations: list[Any], at: str) -> None:
     """No more than one rank has written."""
     if found := several_writers(grader, operations, at):
         raise Failed(found)
+
+
+def judge_same(grader: Grader, why: str, found: Sequence[dict[str, Any]], at: str) -> None:
+    """Every rank has loaded the same one of saves 1 and 2."""
+    came = [outcome(one) for one in found]
+    if len(set(came)) == 1 and came[0] in (1, 2):
+        return
+    each = "; ".join(f"rank {rank}: {say(one)}" for rank, one in enumerate(found))
+    id = "mixes-two-checkpoints" if MIXTURE in came else "ranks-choose-differently"
+    id = "gives-up-at-a-torn-file" if set(came) == {None} else id
+    bad = [rank for rank, one in enumerate(came) if one != came[0]] or range(len(came))
+    grader.fail(
+        id, f"{why}. load_latest did not return save 1 on every rank, or save 2 on every rank: {each}.", of=bad, at=at
+    )
 
 
 def loads(

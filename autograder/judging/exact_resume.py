@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DistributedSampler
 
-from lockstep.grading import Hypothesis
+from lockstep.grading import Grader, Hypothesis
 
 SAMPLES, EPOCHS, STEPS = 36, 4, 4  # steps an epoch
 TOTAL = STEPS * EPOCHS
@@ -140,3 +140,28 @@ def sources(case: Case, rank: int, wrong: list[int]) -> Iterator[Hypothesis]:
         says = f"It belongs to step {step + 1}: the state was taken before that step, and saved after step {case.stop}."
         at_get = r"get_rng_state || getstate || " + RANDOM
         yield Hypothesis("random-state-of-another-moment", says, stream[number : number + 2], at_get)
+
+
+def read_rate(case: Case, rank: int) -> Hypothesis | None:
+    """Why the first step after an interruption has a wrong learning rate though its scheduler counts right, if it does."""
+    step, through = case.calls[rank]["steps"][0], case.through[rank]["steps"]
+    right = through[case.stop]
+    if step["rate"] == right["rate"] or step["counted"] != right["counted"]:
+        return None
+    counts = f"The scheduler counted {case.stop} steps, which is right"
+    if step["rate"] == through[0]["rate"]:
+        says = f"{counts}. The rate is in the optimizer's param_groups: these had the rate of the very first step."
+        return Hypothesis("optimizer-forgotten", says, None, r"param_groups || optim.*load_state_dict || ")
+    says = f"{counts}, but its step() was called for each of them and changed the restored rate again."
+    return Hypothesis("scheduler-forgotten", says, None, r"^ {8}.*sched\w*\.step\( || sched.*load_state_dict || ")
+
+
+def judge_skipped(grader: Grader, case: Case) -> None:
+    """What the epoch has done before the interruption isn't loaded again."""
+    epoch = case.stop // STEPS * STEPS
+    for rank, call in enumerate(case.calls):
+        done = {sample for step in case.through[rank]["steps"][epoch : case.stop] for sample in step["samples"]}
+        if done and done <= set(call["steps"][0]["fetched"]):
+            what = f"{case.interrupted}: before step {case.stop + 1} rank {rank} loaded the {len(done)} samples of this epoch's earlier steps again."
+            at = r"continue || islice || DataLoader\( || for .* in || " + TRAIN
+            grader.fail("loads-what-was-done", what, of=[rank], at=at)

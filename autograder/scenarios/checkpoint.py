@@ -19,7 +19,9 @@ import select
 import shutil
 import signal
 import stat
+import sys
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -352,7 +354,11 @@ def wrapped(submission: Any, plain: dict[str, torch.Tensor], others: dict[str, t
     join()
     model = {f"module.{name}": value for name, value in plain.items()}
     for name, own in (("wrapped", model), ("plain", plain)):
-        state = {"model": own, "averages": [dict(own)], "pair": (1, dict(own)), "others": others, "step": 1}
+        state = {
+            "model": own, "averages": [dict(own)], "pair": (1, dict(own)), "others": others, "step": 1,
+            "within": {"module.first": dict(own), "module.second": dict(own)},
+            "twice": {f"module.{name}": value for name, value in model.items()},
+        }  # fmt: skip
         submission.save_checkpoint(name, state)
         dist.barrier()
         loaded = submission.load_latest(name)
@@ -363,18 +369,33 @@ def wrapped(submission: Any, plain: dict[str, torch.Tensor], others: dict[str, t
                 "averages": sorted(loaded["averages"][0]),
                 "pair": sorted(loaded["pair"][1]),
                 "others": sorted(loaded["others"]),
+                "within": sorted(next(iter(loaded["within"].values()))),
+                "twice": sorted(loaded["twice"]),
             },
         )
+
+
+ELSEWHERE = 5
 
 
 def many(submission: Any, saves: int, keep: int | None, foreign: dict[str, str]) -> None:
     """Save often, look at what is left each time, then load; once more with the files' times turned around.
 
-    With the default `keep` also load with the newest damaged, and save once more with keep=1.
+    The fifth save is made by a process of its own. With the default `keep` also save once more, now with keep=2, and
+    load with that one damaged.
     """
+    folder = Path("many")
+    options = {} if keep is None else {"keep": keep}
+
+    def save_elsewhere(child: Child) -> None:
+        if child.wait():
+            alone()
+            submission.save_checkpoint(folder, numbered(ELSEWHERE), **options)
+
+    # It is forked before any save, so it knows nothing of them but what lies in the folder.
+    elsewhere = Child(save_elsewhere) if rank() == 0 else None
     join()
     observe("scenario", "many")
-    folder = Path("many")
     if rank() == 0:
         folder.mkdir()
         for name, text in foreign.items():
@@ -383,15 +404,17 @@ def many(submission: Any, saves: int, keep: int | None, foreign: dict[str, str])
         _save({"accuracy": 0.5}, folder / "best.pt")
     dist.barrier()
     left = []
-    options = {} if keep is None else {"keep": keep}
     for number in range(1, saves + 1):
-        if number == saves and rank() == 0:
-            shutil.copytree(folder, "earlier")
-        dist.barrier()
-        submission.save_checkpoint(folder, numbered(number), **options)
+        if number != ELSEWHERE:
+            submission.save_checkpoint(folder, numbered(number), **options)
+        elif elsewhere is not None:
+            elsewhere.go_on()
+            said, ended = elsewhere.hear(), elsewhere.end()
+            if ended != "returned":
+                raise RuntimeError(f"a save by a new process, alone, failed: {(said or {}).get('raised', ended)}")
         dist.barrier()
         left.append(files(folder))
-        if number == 5:
+        if number == ELSEWHERE:
             observe("loaded early", load(submission, folder))
         dist.barrier()
     observe("left", left)
@@ -408,15 +431,18 @@ def many(submission: Any, saves: int, keep: int | None, foreign: dict[str, str])
     if keep is None:
         dist.barrier()
         if rank() == 0:
+            shutil.copytree(folder, "earlier")
+        dist.barrier()
+        submission.save_checkpoint(folder, numbered(saves + 1), 2)
+        dist.barrier()
+        observe("left with keep=2", files(folder))
+        dist.barrier()
+        if rank() == 0:
             with contextlib.suppress(ValueError):  # the last save has left no file: `loaded` shows that already
                 newest = fresh_file(folder, Path("earlier"))
                 newest.write_bytes(newest.read_bytes()[:-100])
         dist.barrier()
         observe("loaded older", load(submission, folder))
-        dist.barrier()
-        submission.save_checkpoint(folder, numbered(saves + 1), 1)
-        dist.barrier()
-        observe("left with keep=1", files(folder))
 
 
 def waits(submission: Any) -> None:
@@ -457,7 +483,7 @@ def waits(submission: Any) -> None:
     (flags / "new").with_suffix(f".{rank()}").write_text(str(os.getpid()))
     os.replace(flags / f"new.{rank()}", flags / f"entered-{rank()}")
     with traced() as trace:
-        submission.save_checkpoint(folder, numbered(2) if rank() == 0 else {})  # what the others pass is not looked at
+        submission.save_checkpoint(folder, (numbered(2), {}, {"other": (n for n in ())})[rank()])
         trace.on = False
         there = files(folder)
         (flags / f"returned-{rank()}").touch()
@@ -467,7 +493,10 @@ def waits(submission: Any) -> None:
 
 
 def views(submission: Any, late: int, damaged: int) -> None:
-    """Rank `late` sees the folder as it was before the last save; then rank `damaged` cannot read the newest file."""
+    """Rank `late` sees the folder as it was before the last save; then rank `damaged` cannot read the newest file.
+
+    For the first each rank has a working directory of its own, and the folder's name is relative.
+    """
     join()
     observe("scenario", "views")
     shared = Path("shared")
@@ -479,15 +508,24 @@ def views(submission: Any, late: int, damaged: int) -> None:
     submission.save_checkpoint(shared, numbered(2))
     dist.barrier()
     own = Path(f"late-{rank()}")
-    shutil.copytree("earlier" if rank() == late else shared, own)
+    shutil.copytree("earlier" if rank() == late else shared, own / shared)
     dist.barrier()
-    observe("late", load(submission, own))
-    own = Path(f"damaged-{rank()}")
-    shutil.copytree(shared, own)
-    if rank() == damaged:
-        os.truncate(fresh_file(own, Path("earlier")), 1000)
+    here = os.getcwd()
+    os.chdir(own)
+    observe("late", load(submission, shared))
+    os.chdir(here)
+    newest = os.path.abspath(fresh_file(shared, Path("earlier")))
+
+    def fail(place: Any) -> None:
+        if rank() == damaged and not isinstance(place, int) and os.path.abspath(os.fspath(place)) == newest:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(place))
+
     dist.barrier()
-    observe("damaged", load(submission, own))
+    tracer.reading = fail
+    observe("damaged", load(submission, shared))
+
+
+LARGE = 400_000  # 1.6 MB, so that a checksum over a file's beginning does not reach its end
 
 
 def damages(submission: Any, position: float) -> None:
@@ -498,7 +536,7 @@ def damages(submission: Any, position: float) -> None:
         if rank() == 0 and number == 3:
             shutil.copytree(shared, "earlier")
         dist.barrier()
-        submission.save_checkpoint(shared, numbered(number))
+        submission.save_checkpoint(shared, numbered(number, LARGE))
         dist.barrier()
     names = {}
     for kind in ("cut short", "empty", "text", "one bit"):
@@ -515,9 +553,9 @@ def damages(submission: Any, position: float) -> None:
             elif kind == "text":
                 data = bytearray(b"this is not a checkpoint\n" * 40)
             else:
-                # The longest tensor's bytes: 3.0 as a float32, many times.
+                # Within the last tensor of the file: 3.0 as a float32, many times.
                 pattern = bytes(torch.full((64,), 3.0).view(torch.uint8).tolist())
-                at = data.find(pattern)
+                at = data.rfind(pattern)
                 data[at + int(position * 200) if at >= 0 else int(position * len(data))] ^= 0x20
             newest.write_bytes(data)
         dist.barrier()
@@ -526,11 +564,21 @@ def damages(submission: Any, position: float) -> None:
     observe("names", names)
 
 
+def unpickled() -> Payload:
+    """What unpickling a payload calls: it makes a folder. What it returns is a payload, and can be saved."""
+    os.makedirs("ran-code", exist_ok=True)
+    return Payload()
+
+
 class Payload:
     """Pickled, it makes a folder wherever it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (os.makedirs, (os.path.abspath("ran-code"), 0o777, True))
+        return unpickled, ()
+
+
+unpickled.__module__ = "payload"  # pickle looks it up by this name: a submission may be called like this file
+sys.modules["payload"] = types.SimpleNamespace(unpickled=unpickled)  # type: ignore[assignment]
 
 
 def code(submission: Any) -> None:
@@ -546,6 +594,9 @@ def code(submission: Any) -> None:
         refused = f"{type(error).__name__}: {error}"
     dist.barrier()
     observe("refused", refused)
+    if rank() == 0:
+        shutil.rmtree("ran-code", ignore_errors=True)  # if rank 0's state was sent as an object, the save has made it
+    dist.barrier()
     observe("loaded", load(submission, folder))
     dist.barrier()
     observe("ran", Path("ran-code").exists())
@@ -769,11 +820,12 @@ def breaks(submission: Any) -> None:
         observe("error", "")
         dist.barrier()
         tracer.before = fail
-        with traced():
+        with traced() as trace:
             error = raised(submission, folder, 2)
         observe("error", error)
         dist.barrier()
-        seen.append({"instant": broken, "raised": error, **load(submission, folder)})
+        done = {"operations": trace.operations, "written": written(folder)}
+        seen.append({"instant": broken, "raised": error, **done, **load(submission, folder)})
         dist.barrier()
     observe("seen", seen)
 
