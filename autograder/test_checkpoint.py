@@ -229,7 +229,7 @@ def test_keep(grader: Grader) -> None:
         grader.fail("keeps-the-wrong-number", what, of=[0], at=KEEP)
 
 
-@pytest.mark.needs("test_one_writer")
+@pytest.mark.needs("test_round_trip")
 def test_everyone_waits(grader: Grader) -> None:
     """no rank returns from a save before the checkpoint is there"""
     run = grader.run("waits", WORLD)
