@@ -26,7 +26,7 @@ timeline(run)
 # %% [markdown]
 # The picture shows two training steps. Each row is a **rank**: one process with its own copy of the model and its own
 # batch. A rank runs **forward**, then **backward**. A green bar is an **all-reduce**, which adds up the gradients of
-# all ranks. Where it is solid green, the rank only waits, and its own bar is hatched.
+# all ranks. Where the green bar is solid, the rank only waits, and its own bar is hatched.
 #
 # The rank that launches an all-reduce last has the shortest green bar. The others' bars are longer because they wait.
 #
