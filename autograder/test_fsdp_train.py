@@ -269,6 +269,12 @@ def test_saving(grader: Grader) -> None:
         grader.fail("fsdp-saved-twice", said, at=SAVE)
     if max(files.values()) > 0.6 * total:
         grader.fail("fsdp-saved-by-one", f"{said} The largest has {max(files.values())}.", at=SAVE)
+    for rank, report in enumerate(played.run.ranks):
+        start, end = (next(mark.number for mark in report.marks if mark.name == name) for name in ("save", "saved"))
+        calls = [call for call in report.collectives if start < call.number < end and call.dtype == "float32"]
+        if seen := gathers(calls):
+            said = f"During save, rank {rank} called {len(seen)} all-gathers, with {sum(seen)} bytes of its rows. It can write these without the rows of other ranks."
+            grader.fail("fsdp-save-gathers", said, of=[rank], at=r"full_state_dict || full_tensor || " + SAVE)
     judge_steps(grader, played)
 
 

@@ -171,6 +171,11 @@ def each_alone(played: Played, gradient: State, most: float) -> State:
     return {name: clipped(played, {name: one}, most)[name] for name, one in gradient.items()}
 
 
+def each_then_all(played: Played, gradient: State, most: float) -> State:
+    """Each parameter scaled down by its own norm, and then all together."""
+    return clipped(played, each_alone(played, gradient, most), most)
+
+
 def each_value(played: Played, gradient: State, most: float) -> State:
     """Each element cut off at `most`."""
     del played
@@ -343,6 +348,7 @@ def clipping_mistakes(played: Played) -> list[Hypothesis]:
     table = [
         ("fsdp-clips-own-rows", "That comes from a gradient of which each rank clipped its rows by their own norm.", by_rank),
         ("fsdp-clips-each-alone", "That comes from a gradient of which each parameter was clipped by itself.", each_alone),
+        ("fsdp-clips-each-alone", "That comes from a gradient of which each parameter was clipped by itself before all of them together.", each_then_all),
         ("fsdp-clips-each-alone", "That comes from a gradient whose elements were cut off one by one.", each_value),
         ("fsdp-not-clipped", "That comes from a gradient that was clipped before it was multiplied by the number of ranks.", at_its_share),
         ("fsdp-not-clipped", "That comes from the gradient without clipping.", not_at_all),
