@@ -13,7 +13,6 @@ from __future__ import annotations
 import pytest
 import torch
 from judging.mini_ddp import (
-    ASKS,
     BUFFERS,
     CAP,
     FLAGS,
@@ -26,6 +25,8 @@ from judging.mini_ddp import (
     Trained,
     events,
     inputs,
+    judge_launches,
+    judge_waits,
     name_of,
     sent,
     train,
@@ -113,19 +114,6 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
 # Values --------------------------------------------------------------------------------------------------------------
 
 
-def judge_waits(grader: Grader, run: Run, steps: int) -> None:
-    """Whatever a rank launches it waits for: else its results are right by luck."""
-    for step in range(steps):
-        for rank in range(WORLD):
-            seen = events(run, rank, step=step)
-            launched, asked = len(sent(seen, least=0)), sum(name_of(one) in ASKS for one in seen)
-            said = (
-                f"In step {step} rank {rank} launched {launched} all-reduces and had waited for {asked} when "
-                "finish_gradient_synchronization returned. The gradient it read may be its own share or a partial sum."
-            )
-            grader.fail_on([rank] * (asked < launched), "never-waits", said, at=FINISH)
-
-
 def gradients_of_mistakes(ranks: list[Step], rank: int, name: str, idle: bool) -> list[Hypothesis]:
     """What the usual mistakes give for one parameter; `rank` is the one it is asked for.
 
@@ -139,14 +127,21 @@ def gradients_of_mistakes(ranks: list[Step], rank: int, name: str, idle: bool) -
     ]  # fmt: skip
     partly = f"It is that rank's own gradient, although {averaged[0] if averaged else ''} is averaged. No rank used never.weight: its bucket was never complete."
     shares = [None if gradient is None else gradient / WORLD for gradient in own]
+    having = [gradient for gradient in own if gradient is not None]
+    alike = all(equal(one["mine"].get(name), same) for one in ranks)
+    of_some = f"All ranks have the sum divided by {len(having)}, the number of ranks with a gradient for it; expected divided by {WORLD}."
+    alone = [one for one, share in enumerate(shares) if alike and len(having) == WORLD and equal(same, share)]
+    too_early = "share alone: the other ranks launched their all-reduce before their gradient was ready."
     return [
         Hypothesis("missing-stays-missing", "Another rank used it, but here its grad is still None.", None, MISSING),
         *[Hypothesis("bucket-never-launched", partly, Each(own), FINISH)] * bool(averaged),
+        *[Hypothesis("mean-of-some", of_some, lambda: torch.stack(having).mean(0))] * (alike and 0 < len(having) < WORLD),
+        *[Hypothesis("wrong-mean", f"It is rank {one}'s {too_early}", same, HOOK) for one in alone],
         Hypothesis("not-averaged", "It is that rank's own gradient.", Each(own), FINISH),
         Hypothesis("never-divides", f"It is the sum over the ranks, {WORLD} times too large.", right * WORLD, REDUCE),
         Hypothesis("divides-twice", f"It is {WORLD} times too small.", right / WORLD, DIVIDE),
         Hypothesis("never-waits", "It is that rank's own share: the sum had not arrived.", Each(shares), FINISH),
-        *[Hypothesis("wrong-mean", "All ranks have the same.", same)] * all(equal(one["mine"].get(name), same) for one in ranks),
+        *[Hypothesis("wrong-mean", "All ranks have the same.", same)] * alike,
     ]  # fmt: skip
 
 
@@ -155,7 +150,7 @@ def judge_gradients(grader: Grader, trained: Trained, idle: bool = False) -> Non
     met = trained.run.silent_mismatch
     if met:
         grader.fail("order-differs", f"In one all-reduce {say_mismatch(met)}.", of=met, at=HOOK)
-    judge_waits(grader, trained.run, len(trained.sides))
+    judge_waits(grader, trained.run, len(trained.sides), FINISH)
     for step, ranks in enumerate(trained.steps):
         for name, right in ranks[0]["theirs"].items():
             seen = [one["mine"].get(name) for one in ranks]
@@ -252,6 +247,14 @@ def test_state_dict(grader: Grader) -> None:
         said = f"load_state_dict with the plain module's keys {instead}"
         at = r"def load_state_dict || " + CLASS
         grader.fail_on([rank] if error or not loaded else [], "cannot-load", said, at=at)
+        strict = " ".join(run.observed("strict")[rank].split())[:160]
+        said = f"load_state_dict(state, strict=False) raised: {strict}"
+        grader.fail_on([rank] * bool(strict), "loses-arguments", said, at=at)
+        said = (
+            "state_dict(keep_vars=True) returned tensors that don't require a gradient, as if keep_vars was not given."
+        )
+        at = r"def state_dict || " + CLASS
+        grader.fail_on([rank] * (not run.observed("attached")[rank]), "loses-arguments", said, at=at)
 
 
 @AVERAGE
@@ -301,6 +304,12 @@ def test_overlap(grader: Grader) -> None:
         ]  # fmt: skip
         for is_so, id, said, at in mistakes:
             grader.fail_on([rank] if is_so else [], id, said, at=at)
+    for step, when in (
+        (0, "In a backward"),
+        (2, "In a backward in eval()"),
+        (1, "In a backward that completed the first bucket last,"),
+    ):
+        judge_launches(grader, run, step, when, "launches-after-backward", HOOK)
 
 
 @HANDLES
@@ -366,9 +375,11 @@ def test_no_sync(grader: Grader) -> None:
     """no_sync() exchanges nothing, and the next backward exchanges the sums"""
     trained = train(grader, "no_sync", [[True, True]] * 2, micro=3)
     for rank in range(WORLD):
-        inside = [one for n in range(4) for one in sent(events(trained.run, rank, "backward in no_sync done", n), 0)]
-        total = sum(one.nbytes for one in inside)
-        said = f"In backwards within no_sync() rank {rank} launched {len(inside)} all-reduces of {total} bytes."
+        each = [sent(events(trained.run, rank, "backward in no_sync done", n), 0) for n in range(4)]
+        inside = [one for seen in each for one in seen]
+        said = f"In backwards within no_sync() rank {rank} launched {len(inside)} all-reduces of {sum(one.nbytes for one in inside)} bytes."
+        if not any(each[::2]):
+            said += " Their forward had run before no_sync(), which doesn't matter: backward was inside."
         grader.fail_on([rank] if inside else [], "ignores-no-sync", said, at=NO_SYNC)
     seen = trained.steps[0]
     grader.explain(
@@ -377,12 +388,10 @@ def test_no_sync(grader: Grader) -> None:
         [Hypothesis("loses-accumulated", "All ranks still have their own.", Each([one["alone"] for one in seen]))],
         otherwise="loses-accumulated", at=NO_SYNC, tolerance=EXACT,
     )  # fmt: skip
-    before = {rank for rank in range(WORLD) if sent(events(overlap_run(grader), rank, "backward done"))}
-    for raises, when in ((False, "After one no_sync()"), (True, "After an exception in no_sync()")):
+    for raises, when in ((False, "one no_sync()"), (True, "an exception in no_sync()")):
         run = grader.run("overlaps", WORLD, layers=LAYERS, per_bucket=PER_BUCKET, quiet=1, raises=raises)
-        after = {rank for rank in range(WORLD) if sent(events(run, rank, "backward done"))}
-        said = f"{when} the next backward launched no all-reduce on {{ranks}}: all were left to finish_gradient_synchronization."
-        grader.fail_on(before - after, "never-syncs-again" if raises else "launches-after-backward", said, at=NO_SYNC)
+        id = "never-syncs-again" if raises else "launches-after-backward"
+        judge_launches(grader, run, 0, f"In the backward after {when}", id, NO_SYNC)
     each = [{"slopes": [3.0, 1.0]}, {"slopes": [6.0, None]}]
     seen = grader.run("pairs", WORLD, each=each).observed("gradient")
     what = "Rank 0 had gradients of 3 in no_sync() and 1 outside, rank 1 had 6 in no_sync() and none outside. The mean"

@@ -91,7 +91,7 @@ class MiniDDP(nn.Module):
     their buckets in the same order, whichever is complete first.
 
     A rank without a gradient for a parameter contributes zeros and receives the mean; a parameter that has no gradient
-    on any rank keeps None. Each gradient is multiplied by 1 / world size before the sum, as in DDP.
+    on any rank keeps None. Each gradient is divided by the world size before the sum, as in DDP.
 
     If you want more: make `parameter.grad` a view into its bucket (DDP's `gradient_as_bucket_view`). Then each gradient
     is stored once, and none is copied into a bucket or out of it. But `zero_grad(set_to_none=True)` removes the
@@ -102,9 +102,10 @@ class MiniDDP(nn.Module):
         """Wrap a module. Every rank of the process group calls it, with a module of the same shape.
 
         Args:
-            module: the model, already on its device and in its final dtype. Keep it as `self.module`.
-            bucket_cap_mb: the most MiB (2**20 bytes) of gradients that a bucket holds. A larger parameter gets its own
-                bucket.
+            module: the model, already on its device and in its final dtype, with contiguous parameters and buffers.
+                Keep it as `self.module`.
+            bucket_cap_mb: the most MiB (2**20 bytes) of gradients that a bucket holds. A parameter that no longer fits
+                starts the next bucket. A larger parameter gets its own bucket.
         """
         # --- solution: broadcast, make the buckets, register the hooks ---
         super().__init__()
@@ -160,9 +161,9 @@ class MiniDDP(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside it, backward adds to the gradients and exchanges nothing.
+        """Inside it, backward adds to the gradients and exchanges nothing, wherever forward ran.
 
-        The next backward outside exchanges the sums, even if an exception ended the block.
+        The next backward outside exchanges the sums, even if an exception ended the block. Blocks aren't nested.
         """
         # --- solution: exchange nothing in here ---
         before, self._synchronize = self._synchronize, False
@@ -173,13 +174,13 @@ class MiniDDP(nn.Module):
         # --- end ---
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's state_dict, without a `module.` prefix: it can be loaded with or without MiniDDP."""
+        """The module's state_dict for these arguments, without a `module.` prefix: it can be loaded with or without MiniDDP."""
         # --- solution: return the state of the plain module ---
         return self.module.state_dict(*args, **kwargs)
         # --- end ---
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load a state_dict that MiniDDP or the plain module returned."""
+        """Load a state_dict that MiniDDP or the plain module returned. All arguments reach the module's method."""
         # --- solution: load into the module ---
         return self.module.load_state_dict(*args, **kwargs)
         # --- end ---

@@ -130,3 +130,27 @@ def name_of(event: Mark | Collective) -> str:
 def sent(seen: list[Mark | Collective], least: int = FLAGS) -> list[Collective]:
     """The collectives that carry gradients: those of more than `least` bytes."""
     return [one for one in seen if isinstance(one, Collective) and one.kind != "broadcast" and one.nbytes > least]
+
+
+def judge_waits(grader: Grader, run: Run, steps: int, at: str) -> None:
+    """Whatever a rank launches it waits for: else its results are right by luck."""
+    for step in range(steps):
+        for rank in range(WORLD):
+            seen = events(run, rank, step=step)
+            launched, asked = len(sent(seen, least=0)), sum(name_of(one) in ASKS for one in seen)
+            said = (
+                f"In step {step} rank {rank} launched {launched} all-reduces and had waited for {asked} when "
+                "finish_gradient_synchronization returned. The gradient it read may be its own share or a partial sum."
+            )
+            grader.fail_on([rank] * (asked < launched), "never-waits", said, at=at)
+
+
+def judge_launches(grader: Grader, run: Run, step: int, when: str, id: str, at: str) -> None:
+    """Every all-reduce of this backward, in which all gradients become ready, is launched before it returns."""
+    for rank in range(WORLD):
+        early, every = (len(sent(events(run, rank, ending, step))) for ending in ("backward done", "finished"))
+        said = (
+            f"{when} rank {rank} launched {early} of its {every} all-reduces. It left {every - early} to "
+            "finish_gradient_synchronization, although all gradients were ready."
+        )
+        grader.fail_on([rank] * (early < every), id, said, at=at)

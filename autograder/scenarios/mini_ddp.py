@@ -130,11 +130,10 @@ def trains(
             loss_of(alone, piece, piece.flip(0), side).backward()
             last = number == len(pieces) - 1
             mark("backward")
-            if last:
-                loss_of(wrapped, piece, piece.flip(0), side).backward()
-            else:
-                with wrapped.no_sync():
-                    loss_of(wrapped, piece, piece.flip(0), side).backward()
+            # Only the first forward is inside no_sync: what counts is where backward runs.
+            loss = loss_of(wrapped, piece, piece.flip(0), side) if number or last else None
+            with contextlib.nullcontext() if last else wrapped.no_sync():
+                (loss_of(wrapped, piece, piece.flip(0), side) if loss is None else loss).backward()
             mark("backward done" if last else "backward in no_sync done")
         wrapped.finish_gradient_synchronization()
         mark("finished")
@@ -153,14 +152,26 @@ def trains(
     observe("theirs", {name: p.detach().clone() for name, p in theirs.module.named_parameters()})
 
 
+class Turning(nn.Sequential):
+    """Layers, of which any can be the first; those before it follow the last."""
+
+    def forward(self, x: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """(B, WIDTH) → (B, WIDTH)."""
+        layers = list(self)
+        for layer in layers[first:] + layers[:first]:
+            x = layer(x)
+        return x
+
+
 def overlaps(submission, layers: int, per_bucket: int, quiet: int = 0, raises: bool = False) -> None:
     """Backward through equal layers of float64, with a mark whenever a gradient is ready; so many in no_sync go before it.
 
-    With `raises`, each no_sync is left by an exception.
+    Four times: first and last as usual; the second time the layers of the first bucket go first, so that it is complete
+    last; the third time in eval(). With `raises`, each no_sync is left by an exception.
     """
     device = join()
     layer = {"bias": False, "device": device, "dtype": torch.float64}
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, **layer) for _ in range(layers)))
+    model = Turning(*(nn.Linear(WIDTH, WIDTH, **layer) for _ in range(layers)))
     ones = torch.ones(1, WIDTH, device=device, dtype=torch.float64)
     for index, parameter in enumerate(model.parameters()):
         parameter.register_post_accumulate_grad_hook(lambda _, index=index: mark(f"ready {index}"))
@@ -170,9 +181,9 @@ def overlaps(submission, layers: int, per_bucket: int, quiet: int = 0, raises: b
             wrapped(ones).sum().backward()
             if raises:
                 raise InterruptedError
-    for _ in range(2):
-        wrapped.zero_grad()
-        loss = wrapped(ones).sum()
+    for first, training in ((0, True), (layers - per_bucket, True), (0, False), (0, True)):
+        wrapped.train(training).zero_grad()
+        loss = wrapped(ones, first).sum()
         mark("backward")
         loss.backward()
         mark("backward done")
@@ -232,11 +243,17 @@ def saves(submission) -> None:
     wrapped = submission.MiniDDP(copy.deepcopy(model))
     observe("plain", list(model.state_dict()))
     observe("wrapped", list(wrapped.state_dict()))
+    observe("attached", any(tensor.requires_grad for tensor in wrapped.state_dict(keep_vars=True).values()))
     other = {name: tensor + 1 for name, tensor in model.state_dict().items()}
-    error = ""
-    try:
-        wrapped.load_state_dict(other)
-    except (RuntimeError, KeyError) as caught:
-        error = str(caught)
-    observe("error", error)
+    some = dict(list(other.items())[:1])
+    for what, call in (
+        ("error", lambda: wrapped.load_state_dict(other)),
+        ("strict", lambda: wrapped.load_state_dict(some, strict=False)),
+    ):
+        error = ""
+        try:
+            call()
+        except (RuntimeError, KeyError) as caught:
+            error = str(caught)
+        observe(what, error)
     observe("loaded", all(torch.equal(tensor, other[name]) for name, tensor in wrapped.module.state_dict().items()))

@@ -38,11 +38,11 @@ STAGES = (
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
 
-    def state_dict(self):
-        return self.module.state_dict()
+    def state_dict(self, *args, **kwargs):
+        return self.module.state_dict(*args, **kwargs)
 
-    def load_state_dict(self, state):
-        self.module.load_state_dict(state)
+    def load_state_dict(self, *args, **kwargs):
+        return self.module.load_state_dict(*args, **kwargs)
 ''',
     '''
     def finish_gradient_synchronization(self):
