@@ -102,8 +102,8 @@ class MiniDDP(nn.Module):
         """Wrap a module. Every rank of the process group calls it, with a module of the same shape.
 
         Args:
-            module: the model, already on its device and in its final dtype, with contiguous parameters and buffers.
-                Keep it as `self.module`.
+            module: the model, already on its device and in its final dtype; all its tensors are contiguous. Keep
+                it as `self.module`.
             bucket_cap_mb: the most MiB (2**20 bytes) of gradients that a bucket holds. A parameter that no longer fits
                 starts the next bucket. A larger parameter gets its own bucket.
         """
