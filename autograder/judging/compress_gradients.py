@@ -21,6 +21,7 @@ WORLD = 3  # not a power of two: a fixed 2 or 4 in the code shows
 SHAPES = {"a": (9, 30), "b": (12, 25), "c": (12, 25), "d": (250,), "e": (), "f": (20, 13)}
 CAP = 260 * 4 / 2**20  # MiB: several buckets
 ONE_BUCKET = 1.0
+NO_BUCKET = 1e-6  # each parameter is sent alone, one of them with a single number
 STEPS, LONG = 3, 6
 IMAGES, EPOCHS, SCALE = 300, 60, 2.0**26
 NAN_STEP = 20  # of the training: all pixels are NaN
@@ -43,10 +44,10 @@ def draw(grader: Grader, purpose: str, world: int = WORLD) -> list[Gradients]:
     ]
 
 
-def reduce(grader: Grader, **options: object) -> tuple[Run, list[list[Gradients]]]:
+def reduce(grader: Grader, cap: float = CAP, **options: object) -> tuple[Run, list[list[Gradients]]]:
     """Several steps without error feedback; the last two have the same gradients."""
     steps = [draw(grader, f"step {min(step, STEPS - 2)}") for step in range(STEPS)]
-    return grader.run("reduces", WORLD, each=by_rank(steps), cap=CAP, **options), steps
+    return grader.run("reduces", WORLD, each=by_rank(steps), cap=cap, **options), steps
 
 
 def by_rank(steps: list[list[Gradients]]) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ STEPS = 3
 
 CLASS = r"class ShardedTraining"
 SHARD = r"fully_shard\(.*[lm]o?d?a?ye?r? || fully_shard\( || def __init__ || " + CLASS
-RESHARD = r"reshard_after_forward= || " + SHARD
+RESHARD = r"fully_shard\(.*reshard_after_forward || reshard_after_forward= || " + SHARD
 POLICY = r"MixedPrecisionPolicy || mp_policy || \.to\( || bfloat16 || " + SHARD
 OPTIMIZER = r"make_optimizer\( || " + SHARD
 MESH = r"mesh= || mesh || " + SHARD
