@@ -186,7 +186,7 @@ def test_shapes(grader: Grader) -> None:
         grader.fail("no-inputs-on-a-rank", said, evidence=evidence(run), of=run.cause.ranks, at=NO_INPUTS)
     for shape, strided in SHAPES_GIVEN:
         memory = "not contiguous" if strided else "contiguous"
-        what = f"inputs of shape {tuple(shape)}, {memory} in memory"
+        what = f"inputs of shape {tuple(shape)}, {memory} in memory like the output's gradient"
         run = grader.attempt("once", 2, state=state, shape=shape, strided=strided)
         if run.cause is not None and run.cause.error is not None:
             said = f"With {what}, {names(run.cause.ranks)} raised {run.cause.error}"

@@ -104,8 +104,8 @@ class ShardedLinear(nn.Module):
         - It also works under `torch.no_grad()` and after `eval()`.
 
         Args:
-            inputs: of shape (*, in_features), contiguous or not. The ranks may have different numbers of inputs.
-                Those of all ranks require a gradient, or none do.
+            inputs: of shape (*, in_features), contiguous or not, like the output's gradient. The ranks may have different
+                numbers of inputs. Those of all ranks require a gradient, or none do.
         Returns:
             A tensor of shape (*, out_features).
         """

@@ -23,6 +23,7 @@ CAP = 260 * 4 / 2**20  # MiB: several buckets
 ONE_BUCKET = 1.0
 NO_BUCKET = 1e-6  # each parameter is sent alone, one of them with a single number
 STEPS, LONG = 3, 6
+ZERO_STEP, ZERO_NAME = 2, "d"  # this gradient is zero then, and its residual is owed like any other
 IMAGES, EPOCHS, SCALE = 300, 60, 2.0**26
 NAN_STEP = 20  # of the training: all pixels are NaN
 
@@ -72,6 +73,7 @@ def owing(grader: Grader, sizes: list[float], dtype: torch.dtype = torch.bfloat1
         for step, share in enumerate(shares):
             above = 0.15 + 0.29 * ((turn + step) % 2)
             share[name] = sign * (size + (mantissa + above) * units[name])
+    shares[ZERO_STEP][ZERO_NAME].zero_()
     return shares, units
 
 
@@ -244,6 +246,9 @@ def judge_feedback(grader: Grader, run: Run, drawn: list[Owing]) -> None:
         if len(times_before) and (times_before - times_before.round().clamp(1, WORLD)).abs().max() < 0.05:
             said = f"In step {step + 1} they lack what had come out in step {step}, or a multiple of it: what the cast lost was computed from the sum over the ranks, not from this rank's cast."
             grader.fail("residual-of-sum", f"{what} {said}", of=[rank], at=RESIDUAL)
+    if name == ZERO_NAME and not seen[ZERO_STEP].any():
+        said = f"In step {ZERO_STEP + 1} the gradient of {name} was zero, and what step {ZERO_STEP} had lost was not sent either."
+        grader.fail("wrong-residual", f"{what} {said}", of=[rank], at=RESIDUAL)
     if largest > 4:
         said = "That is far more than its own casts can have lost: it received the residuals of other parameters."
         grader.fail("residual-of-others", f"{what} {said}", of=[rank], at=RESIDUAL)

@@ -64,13 +64,16 @@ def both(submission, state: dict[str, torch.Tensor], batches: list[Batch], lr: f
 
 
 def once(submission, state: dict[str, torch.Tensor], shape: list[int], strided: bool) -> None:
-    """Forward and backward with inputs of one shape, whose last two dimensions are swapped in memory if `strided`."""
+    """Forward and backward with inputs of one shape. The last two dimensions, and those of the output's gradient, are
+    swapped in memory if `strided`.
+    """
     device = join()
     layer = submission.ShardedLinear(linear_of(state, device))
     values = torch.linspace(-1, 1, torch.Size(shape).numel(), device=device).reshape(shape)
     inputs = (values.mT.contiguous().mT if strided else values).requires_grad_()
     output = layer(inputs)
-    output.backward(torch.cos(torch.arange(float(output.numel()), device=device)).reshape(output.shape))
+    direction = torch.cos(torch.arange(float(output.numel()), device=device)).reshape(output.shape)
+    output.backward(direction.mT.contiguous().mT if strided else direction)
     observe("seen", [output.detach(), inputs.grad])
 
 
