@@ -16,6 +16,7 @@ from judging.find_divergence import (
     CHECKSUM,
     FUNCTION,
     GRADIENTS,
+    LARGEST,
     STATE,
     WORLD,
     Change,
@@ -31,6 +32,7 @@ from judging.find_divergence import (
     read,
     say,
     watched,
+    without_amount,
 )
 
 from lockstep.grading import Cause, Diagnosis, Grader, Run, ending, evidence, names
@@ -38,7 +40,7 @@ from lockstep.grading import Cause, Diagnosis, Grader, Run, ending, evidence, na
 EVERY, STEPS = 2, 7
 TOLERANCE = 0.75
 FIRST = 4  # the step at which the watch has to see a difference: made at step 3, and it looks at every second one
-TENSORS = 66  # what there is to compare in the largest of the models here: parameters, buffers, gradients and state
+TENSORS = 67  # what there is to compare in the largest of the models here: parameters, buffers, gradients and state
 BYTES = 64 + 16 * TENSORS
 
 GATHER = r"all_gather || broadcast || all_reduce || " + FUNCTION
@@ -118,16 +120,22 @@ def test_same_sum(grader: Grader) -> None:
     changes = [
         places | {"do": "cancel", "name": "encoder.weight", "by": 0.5},
         places | {"do": "swap", "name": "decoder.weight"},
+        {"do": "cancel by place, too", "rank": 1, "kind": "buffer", "name": "ids"},
     ]
-    expected = [Found("parameter", "encoder.weight", [2], 0.5), Found("parameter", "decoder.weight", [2], 0.0)]
+    expected = [
+        Found("parameter", "encoder.weight", [2], 0.5),
+        Found("parameter", "decoder.weight", [2], 0.0),
+        Found("buffer", "ids", [1], 2.0),
+    ]
     # How far apart the two are that have changed places is another question.
-    each = [
-        [one._replace(largest=0.0) if one.name == "decoder.weight" else one for one in own]
-        for own in found(compared(grader, "same sum", changes))
-    ]
-    why = "One element is 0.5 larger, another 0.5 smaller, and the sum has not changed"
-    if expected[0].key in [one.key for one in each[0]]:
-        why = "Two elements have changed places, so that sum and norm are the same"
+    each = without_amount(found(compared(grader, "same sum", changes)), "decoder.weight")
+    whys = {
+        "encoder.weight": "One element is 0.5 larger, another 0.5 smaller, and the sum has not changed",
+        "decoder.weight": "Two elements have changed places, so that sum and norm are the same",
+        "ids": "Elements 1, 2 and 3 have changed by 1, -2 and 1: neither the sum nor that of place times value is another",
+    }
+    seen = {one.name for one in each[0]}
+    why = next((why for name, why in whys.items() if name not in seen), "There is a difference")
     judge(grader, each, expected, ("order-blind-checksum", CHECKSUM, why))
 
 
@@ -138,6 +146,7 @@ BITS: list[tuple[str, str, Change, float, str]] = [
     ("buffer", "mask", {"do": "flip"}, 1.0, "One bool has been flipped"),
     ("buffer", "plane", {"do": "turn"}, 0.5, "The imaginary part of one complex number is larger by 0.5"),
     ("buffer", "zeros", {"do": "negative zero"}, 0.0, "One zero is -0.0 instead of 0.0"),
+    ("buffer", "odd", {"do": "another NaN"}, 0.0, "One NaN has other bits than that of the other ranks"),
 ]
 
 
@@ -148,7 +157,7 @@ def test_bits(grader: Grader) -> None:
     changes = [
         what | {"kind": kind, "name": name, "rank": 1, "at": random.randrange(3)} for kind, name, what, *_ in BITS
     ]
-    each = found(compared(grader, "bits", changes))
+    each = without_amount(found(compared(grader, "bits", changes)), "odd")  # of two NaNs nobody knows it
     seen = {one.name for one in each[0]}
     why = next((why for _, name, _, _, why in BITS if name not in seen), "There is a difference")
     expected = [Found(kind, name, [1], largest) for kind, name, _, largest, _ in BITS]
@@ -167,7 +176,12 @@ def test_bits(grader: Grader) -> None:
     judge_changes(grader, "nan", pairs)
     kinds = {"precise": "a different type", "mask": "a different shape"}
     changes = [{"do": f"same bytes, {one}", "rank": 1, "kind": "buffer", "name": name} for name, one in kinds.items()]
+    stored = {"encoder.weight": "stored by columns", "zeros": "a view of a longer tensor"}
+    changes += [{"do": how, "rank": 1, "name": name} for name, how in stored.items()]
     each = found(compared(grader, "bytes", changes))
+    for one in (one for own in each for one in own if one.name in stored):
+        said = f"{one.name} has the same numbers on all ranks (on rank 1 it is {stored[one.name]}), and was reported: {one}."
+        grader.fail("false-alarm", said, at=CHECKSUM)
     seen = {one.name for one in each[0]}
     overlooked = [f"Rank 1 has the same bytes with {one}" for name, one in kinds.items() if name not in seen]
     why = (overlooked or ["There is no number for that"])[0]
@@ -192,29 +206,39 @@ def test_missing(grader: Grader) -> None:
 @pytest.mark.needs("test_kinds")
 def test_hyper_parameters(grader: Grader) -> None:
     """compares the optimizer's hyper-parameters"""
-    change = {"do": "option", "rank": 1, "name": "lr", "to": 0.03}
-    rate = Found("optimizer", "param_groups[0].lr", [1], 0.02)
-    id, at = "hyper-parameters-not-compared", r"param_groups || " + STATE
-    why = "Rank 1 trains with a learning rate of 0.03, the others with 0.01"
-    judge_changes(grader, "lr", [(change, rate)], (id, at, why))
+    at, almost = r"param_groups || " + STATE, 0.999 + 1e-12
+    options = [
+        ("lr", {1: 0.03}, 0.02, "Rank 1 has lr=0.03, the others 0.01"),
+        (
+            "betas",
+            {1: [0.9, 0.95], 2: [0.9, almost]},
+            0.049,
+            f"On ranks 0, 1 and 2, betas is (0.9, 0.999), (0.9, 0.95) and (0.9, {almost})",
+        ),
+        ("maximize", {1: True}, 1.0, "Rank 1 has maximize=True, the others False"),
+        ("foreach", {1: False}, math.inf, "Rank 1 has foreach=False, the others None"),
+    ]
+    changes: list[Change] = [
+        {"do": "option", "rank": rank, "name": name, "to": to} for name, of, *_ in options for rank, to in of.items()
+    ]
+    each = found(compared(grader, "options differ", changes))
+    judge_agreement(grader, each)
+    for name, values, by, why in options:
+        told, of = [one for one in each[0] if name in one.name], list(values)
+        right = [one for one in told if (one.kind, one.ranks) == ("optimizer", of)]
+        rounded = name == "betas" and [one.ranks for one in told] == [[1]]
+        lost = "rounds-bits-away" if rounded else "hyper-parameters-not-compared"
+        grader.fail_on(of if right != told or len(told) != 1 else (), lost, f"{why}. Found: {say(told)}.", at=at)
+        off = not math.isclose(right[0].largest, by, rel_tol=1e-3)
+        amount = f"{why}: `largest` should be {by:g}. Found: {say(right)}."
+        grader.fail_on(of if off else (), "wrong-amount", amount, at=LARGEST)
     count, counted = add(grader, 2, "optimizer", "scale.count", 1)
     pairs = [
-        (change | {"to": 0.01 + 1e-12}, rate._replace(largest=1e-12)),
+        (changes[0] | {"to": 0.01 + 1e-12}, Found("optimizer", "param_groups[0].lr", [1], 1e-12)),
         (count | {"by": 1}, counted._replace(largest=1.0)),
     ]
     why = "In float32 2**24 + 1 is 2**24, and 0.01 + 1e-12 is 0.01; Python's numbers have more digits"
     judge_changes(grader, "digits", pairs, ("rounds-bits-away", STATE, why))
-    others = [
-        ("betas", [0.9, 0.95], "betas=(0.9, 0.95), the others (0.9, 0.999)"),
-        ("maximize", True, "maximize=True, the others False"),
-        ("foreach", False, "foreach=False, the others None"),
-    ]
-    each = found(compared(grader, "others", [change | {"name": name, "to": to} for name, to, _ in others]))
-    judge_agreement(grader, each)
-    for name, _, values in others:
-        if [(one.kind, one.ranks) for one in each[0] if name in one.name] != [("optimizer", [1])]:
-            said = f"Rank 1 has {values}. Found: {say([one for one in each[0] if name in one.name])}."
-            grader.fail(id, said, of=[1], at=at)
 
 
 @pytest.mark.needs("test_kinds")
@@ -255,6 +279,10 @@ def test_wrapped(grader: Grader) -> None:
     """names things as the plain model does when it is wrapped in DDP"""
     pairs = [add(grader, 2, "parameter", "encoder.weight", 12), add(grader, 1, "buffer", "precise", 3)]
     judge_changes(grader, "wrapped", pairs, wrapped=True, stepped=False)
+    part, found_in_part = add(grader, 2, "parameter", "module.weight", 3)
+    renamed: list[Change] = [{"do": "submodule", "rank": rank} for rank in range(WORLD)]
+    each = found(compared(grader, "plain", [*renamed, part, pairs[0][0]], stepped=False))
+    judge(grader, each, [found_in_part, pairs[0][1]])
 
 
 @pytest.mark.needs("test_agree")

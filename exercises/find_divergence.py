@@ -48,16 +48,18 @@ def find_divergence(
     """Find what differs between the ranks. Every rank calls it; all get the same list, empty when everything agrees.
 
     Compare the model's parameters and buffers, their gradients (unless `gradients` is False) and, with an optimizer,
-    its state and its hyper-parameters. List them in this order: parameters, buffers, gradients, optimizer; within each
-    kind, in the model's order. Use the names from `named_parameters()` and `named_buffers()`; a gradient has its
-    parameter's name. Look through a DDP wrapper: no name starts with `module.`. In the optimizer, a parameter's state
-    (a tensor or a number) has a name like `encoder.weight.exp_avg`, and a group's hyper-parameter one like
-    `param_groups[0].lr`.
+    its state and its hyper-parameters. List them in this order: parameters, buffers, gradients, optimizer; parameters
+    and buffers in the model's order. Use the names from `named_parameters()` and `named_buffers()`; a gradient has its
+    parameter's name. Look through a DDP wrapper, which adds `module.` to each name; a plain model may have a submodule
+    named `module`. In the optimizer, a parameter's state (a tensor or a number) has a name like
+    `encoder.weight.exp_avg`, and a group's hyper-parameter (a number, a flag, None or a tuple of numbers) one like
+    `param_groups[0].lr`. List a tuple whole or number by number.
 
     - Compare bits: a NaN equals a NaN of the same bits, and 0.0 differs from -0.0 (with a `largest` of 0.0). The
       majority is decided by bits, too. A `tolerance` above 0 only leaves out differences whose `largest` doesn't exceed
       it.
-    - Compare a Python number, such as a learning rate, in float64: float32 would round it.
+    - Compare a Python number, such as a learning rate or one of `betas`, in float64: float32 would round it. None
+      counts as missing.
     - If only some ranks have a gradient or a state, that is a difference; if no rank has it, it isn't.
     - It works with any dtype (bfloat16, integers, bool, complex), any shape (no dimensions or no elements, too) and any
       values: swapped elements and changes that cancel out in the sum are found.

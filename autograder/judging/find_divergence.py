@@ -12,7 +12,7 @@ WORLD = 3  # with two ranks there is no majority
 
 PARAMETERS = [
     "brief", "scale", "empty", "frozen", "unused", "encoder.weight", "encoder.bias", "norm.weight", "norm.bias",
-    "decoder.weight",
+    "decoder.weight", "module.weight",
 ]  # fmt: skip
 BUFFERS = [
     "ids", "mask", "odd", "zeros", "precise", "plane", "norm.running_mean", "norm.running_var",
@@ -61,8 +61,8 @@ class Found(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where it comes in the list: by kind, and within it by the model's order; what is the optimizer's, in any order."""
-        kinds = {"parameter": PARAMETERS, "buffer": BUFFERS, "gradient": PARAMETERS, "optimizer": []}
+        """Where it comes in the list: by kind; parameters and buffers in the model's order, the others in any order."""
+        kinds = {"parameter": PARAMETERS, "buffer": BUFFERS, "gradient": [], "optimizer": []}
         return list(kinds).index(self.kind), kinds[self.kind].index(self.name) if kinds[self.kind] else 0
 
 
@@ -74,6 +74,11 @@ def found(run: Run) -> list[list[Found]]:
 def read(differences: list[list[Any]]) -> list[Found]:
     """A list of differences, as a rank observed it."""
     return [Found(*one) for one in differences]
+
+
+def without_amount(each: list[list[Found]], name: str) -> list[list[Found]]:
+    """The same, and of one tensor it does not matter how far apart its elements are."""
+    return [[one._replace(largest=0.0) if one.name == name else one for one in own] for own in each]
 
 
 def say(differences: Sequence[Found]) -> str:
@@ -96,6 +101,7 @@ def one_of_each_kind(grader: Grader) -> list[tuple[Change, Found]]:
         add(grader, 2, "buffer", "norm.running_mean", 3),
         add(grader, 1, "buffer", "precise", 3),
         add(grader, 1, "gradient", "decoder.weight", 12),
+        add(grader, 2, "gradient", "frozen", 6),
         add(grader, 2, "optimizer", "encoder.bias.exp_avg", 3),
         add(grader, 1, "optimizer", "scale.step", 1),
         add(grader, 2, "optimizer", "scale.turns", 1),
@@ -139,6 +145,10 @@ def judge(grader: Grader, each: list[list[Found]], expected: list[Found], missed
         if wrapper is not None:
             said = f"{want.name} was reported as {wrapper}: the name that it has inside DDP."
             grader.fail("wrapper-in-names", said, at=r"\.module || " + WALK)
+        bare = want.name.removeprefix("module.")
+        if bare != want.name and (want.kind, bare) in seen:
+            said = f"{want.name} was reported as {bare}. This model has no DDP wrapper; one of its submodules is named `module`."
+            grader.fail("other-names", said, at=r"\bmodule\b || " + WALK)
         spare = [
             one for one in each[0] if one.key not in right and (one.kind, one.ranks) == (want.kind, want.ranks)
             and math.isclose(one.largest, want.largest, rel_tol=1e-3)
@@ -147,6 +157,8 @@ def judge(grader: Grader, each: list[list[Found]], expected: list[Found], missed
             said = f"{want.name} ({want.kind}) differs on {names(want.ranks)}, and was reported as {spare[0].name}."
             grader.fail("other-names", said, of=want.ranks, at=WALK)
         lost, at = (lost, at) if missed else MISSED[want.kind]
+        if want.name == "frozen":
+            why = "A frozen parameter is compared, too, and so is its gradient"
         grader.fail(lost, f"{why}: {want}. Found: {say(each[0])}.", of=want.ranks, at=at)
     for one in each[0]:
         what = f"{one.name} ({one.kind})"

@@ -58,6 +58,7 @@ def build(seed: int, *, wrapped: bool = False) -> tuple[Zoo, torch.optim.Optimiz
     foreign = nn.Parameter(torch.ones(3, device=device))  # the optimizer has it, the model has not
     optimizer = torch.optim.AdamW([*(p for p in model.parameters() if p.requires_grad), foreign], lr=0.01)
     foreign.grad = torch.ones_like(foreign)
+    model.frozen.grad = torch.randn(6).to(device)  # from the time before it was frozen
     for _ in range(2):
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and name != "unused":
@@ -81,6 +82,16 @@ def change(model: nn.Module, optimizer: torch.optim.Optimizer, what: dict[str, A
     if what["do"] == "option":
         to = what["to"]  # a list comes from the check, as JSON knows no tuple
         optimizer.param_groups[0][name] = tuple(to) if isinstance(to, list) else to
+        return
+    if what["do"] == "submodule":
+        model.module = model.norm
+        del model.norm
+        return
+    if what["do"] == "stored by columns":
+        parameters[name].data = parameters[name].data.t().contiguous().t()
+        return
+    if what["do"] == "a view of a longer tensor":
+        setattr(model, name, torch.cat([torch.ones(2), torch.zeros(4)]).to(getattr(model, name))[2:])
         return
     if what["do"] == "drop gradient":
         parameters[name].grad = None
@@ -112,6 +123,10 @@ def change(model: nn.Module, optimizer: torch.optim.Optimizer, what: dict[str, A
         case "cancel":
             flat[one] += what["by"]
             flat[other] -= what["by"]
+        case "cancel by place, too":
+            flat[1:4] += torch.tensor([1, -2, 1], device=flat.device)
+        case "another NaN":
+            flat.view(torch.int32)[0] += 1
         case "negative zero":
             flat[one] = -0.0
         case "nan":
