@@ -31,7 +31,7 @@ from lockstep.grading import (
     wrong_ranks,
 )
 
-SAMPLES, BATCH = 40, 12
+SAMPLES, BATCH = 71, 12  # an epoch has five steps; those left over, with one padded to them, are enough for a sixth
 TOTAL, SAVE_EVERY = 11, 4
 WORLD, OTHER_WORLD = 2, 3
 LOOSE = Tolerance(1e-4, 1e-6)
@@ -68,7 +68,7 @@ def given(grader: Grader, **other: int) -> dict[str, Any]:
 
 def job(grader: Grader) -> Job:
     """What there is to know of the job."""
-    return Job(grader, TOTAL, SAMPLES // BATCH, BATCH, LINES)
+    return Job(grader, TOTAL, SAMPLES // BATCH, BATCH, LINES, SAMPLES)
 
 
 def through(grader: Grader) -> Run:
@@ -107,6 +107,9 @@ def test_gradient(grader: Grader) -> None:
     """each step takes the gradient of the mean over the whole batch"""
     run, data = through(grader), given(grader)
     steps = run.observed("steps")
+    modes = [rank for rank, one in enumerate(steps) if not all(step["training"] for step in one)]
+    grader.fail_on(modes, "trains-in-eval-mode", "`make` returned a model in training mode; {ranks} trained it in eval mode.",
+                   at=r"\.eval\(|\.train\( || " + TRAIN)  # fmt: skip
     for number in range(3):
         began, mine = steps[0][number], together(run, number)
         shapes = [(256, 6), (256,), (3, 256), (3,)]
@@ -199,12 +202,12 @@ def test_asked(grader: Grader) -> None:
     # Ranks that agree only in every third step, or a later one, are too late at one of these places. And no save is due
     # there: the other rank's would look as if it had been written in the handler.
     for number, ranks, step in (
-        (signal.SIGUSR1, [WORLD - 1], 1),
+        (signal.SIGUSR1, [WORLD - 1], 0),
         (signal.SIGTERM, [0, 1], 4),
         (signal.SIGUSR1, [0], 6),
     ):
-        before = chance.random() < 0.5
-        told = {"number": int(number), "ranks": ranks, "step": step - done, "before": before}
+        before = step == 0 or chance.random() < 0.5
+        told = {"number": int(number), "ranks": ranks, "step": step - done, "before": before, "again": step == 6}
         run = start(grader, signals=told, left=left)
         if after and run.cause is None:  # first, where it went on
             job(grader).goes_on(run, through(grader), done, after, left, stopped=True)
@@ -215,8 +218,11 @@ def test_asked(grader: Grader) -> None:
             f"{after} What train returned", run.observed("done"), done, otherwise="wrong-count-returned", at=RETURN
         )
         left = run.observed("files")[0]
-    last = resumed(grader, left or {})
+    last = resumed(grader, left or {}, earlier=True)
     job(grader).goes_on(last, through(grader), done, after, left, stopped=True)
+    made = len(last.observed("steps")[0])
+    early = f"Rank 0 was asked to stop in a first call of train. The second call, in the same processes, had {TOTAL - done} steps to make, and stopped after {made}."
+    grader.fail_on(range(WORLD) if made < TOTAL - done else (), "stops-for-an-earlier-call", early, at=LINES.handler)
     job(grader).ends_alike(last, through(grader), done, after)
     wanted = [step for step in range(done + 1, TOTAL) if step % SAVE_EVERY == 0]
     saved = [done + step for step in last.observed("saves")[0] if done + step < TOTAL]  # the last: test_complete
@@ -281,7 +287,8 @@ def test_three_ranks(grader: Grader) -> None:
 @pytest.mark.needs("test_trains")
 def test_seed(grader: Grader) -> None:
     """a different seed, a different order"""
-    run = grader.run("start", WORLD, **given(grader, seed=given(grader)["options"]["seed"] + 1, steps=1))
+    data = given(grader, seed=given(grader)["options"]["seed"] + 1, steps=1)
+    run = grader.run("start", WORLD, **data | {"x": data["x"].double()})  # and a model of the same type
     first = together(run, 0)
     same = first == together(through(grader), 0)
     what = f"With two different seeds the first step had the same samples, {first}."

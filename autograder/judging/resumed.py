@@ -61,6 +61,7 @@ class Job:
     epoch: int
     batch: int
     lines: Lines
+    samples: int = 0
 
     def deals(self, run: Run) -> None:
         """An undisturbed start made all steps, each on a whole batch, no sample twice in an epoch."""
@@ -80,6 +81,10 @@ class Job:
                     f"{each}, {sum(sizes)} together: a batch of {self.batch} is what all have together, in equal parts."
                 )
                 fail("global-batch-wrong", what, of=everyone, at=self.lines.batch)
+        first = {n for step in range(self.epoch + 1) for n in together(run, step)}
+        if len(first) == self.samples:
+            what = f"The first {self.epoch + 1} steps used all {self.samples} samples: an epoch should have {self.samples} // {self.batch} = {self.epoch} steps, and the samples left over should be dropped."
+            fail("loses-its-place", what, of=everyone, at=at)
         orders = []
         for epoch in range(self.total // self.epoch):
             orders.append([together(run, epoch * self.epoch + step) for step in range(self.epoch)])
@@ -157,6 +162,13 @@ class Job:
                 ("weights", "weights-not-restored", "the weights", r"model.*load_state_dict || "),
                 ("moments", "optimizer-forgotten", "the optimizer's moments", r"optim.*load_state_dict || "),
                 ("rate", "scheduler-forgotten", "the learning rate", r"rate\( || lr || "),
+                (
+                    "groups",
+                    "optimizer-forgotten",
+                    "the rate in the optimizer's param_groups",
+                    r"optim.*load_state_dict || ",
+                ),
+                ("turns", "buffers-forgotten", "the model's buffer", r"model.*load_state_dict || "),
             ):
                 seen, same = (of[0].get(what) if of else None for of in (one, undisturbed[rank][began:]))
                 if one and (wrong := difference(seen, same)):
@@ -191,7 +203,12 @@ class Job:
             how = f"raised {one.error}" if one.error is not None else f"left by sys.exit, with status {one.code}"
             exits = r"sys\.exit|os\._exit|SystemExit || raise || " + lines.handler
             wrote = one.observations.get("wrote in the handler")
+            ended = {one.rank for one in run.ranks if any(mark.name == "returned" for mark in one.marks)}
+            calls = {one.rank: one.last_collective for one in run.ranks if one.rank not in ended}
+            savers = [r for r, call in calls.items() if call and any("save" in frame.text for frame in call.chain)]
             for so, id, says, at in (
+                (one.outcome is Outcome.CRASHED and one.code == -number and "signal again" in marks, "dies-of-the-signal",
+                 "The same signal came again and killed it: after the first one, its handler was no longer set.", lines.handler),
                 (one.outcome is Outcome.CRASHED and one.code == -number, "dies-of-the-signal",
                  "The signal killed it: no handler had been set.", lines.handler),
                 (inside and left, "exits-on-the-signal",
@@ -200,6 +217,8 @@ class Job:
                  "Its handler called a collective and never came back: the other ranks were not in theirs.", lines.handler),
                 (bool(wrote), "works-in-the-handler",
                  f"Its handler wrote {', '.join(wrote or [])} at once, in the middle of the step.", lines.handler),
+                (kind in ("hang", "mismatch") and bool(savers) and bool(ended), "saves-alone",
+                 f"{names(savers).capitalize()} called save_checkpoint; {names(sorted(ended))} stopped without it.", lines.saving),
                 (kind in ("hang", "mismatch"), "stops-alone",
                  f"The ranks did not all stop after the same step: {run.cause.headline if run.cause else ''}", lines.stopping),
                 (bool(kind) and left, "exits-on-the-signal", f"It {how}; being asked to stop is no failure.", exits),

@@ -22,11 +22,12 @@ FOLDER = Path("run")
 class Happening:
     """A signal to this process, while so many steps have been done by it and the next is under way.
 
-    `before` it comes in the forward pass; otherwise when the update has been made, and not yet been counted.
+    `before` it comes in the forward pass; otherwise when the update has been made, and not yet been counted. `again`: it
+    comes a second time at once.
     """
 
-    def __init__(self, number: int, step: int, before: bool) -> None:
-        self.number, self.step, self.before = number, step, before
+    def __init__(self, number: int, step: int, before: bool, again: bool = False) -> None:
+        self.number, self.step, self.before, self.again = number, step, before, again
         self.done = False
 
     def happen(self) -> None:
@@ -40,6 +41,9 @@ class Happening:
         os.kill(os.getpid(), self.number)
         for _ in range(3):
             pass  # a handler has run by now
+        if self.again:
+            mark("signal again")
+            os.kill(os.getpid(), self.number)
         mark("signal over")
         after = files()
         observe("wrote in the handler", sorted(k for k in after if k not in left or not torch.equal(after[k], left[k])))
@@ -51,20 +55,23 @@ models: list[nn.Module] = []
 saves: list[int] = []
 kept: list[Any] = []
 happening: Happening | None = None
+dtype = torch.float32
 
 
 class Net(nn.Module):
-    """A sample's number stands before its features."""
+    """A sample's number stands before its features. Its buffer counts the steps."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(FEATURES, HIDDEN)
         self.last = nn.Linear(HIDDEN, CLASSES)
+        self.register_buffer("turns", torch.zeros((), dtype=torch.int64))
         models.append(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, 1 + FEATURES) → (B, CLASSES)."""
         if torch.is_grad_enabled():
+            self.turns += 1
             seen.extend(x[:, 0].round().long().tolist())
             if happening and happening.before and not happening.done and len(steps) == happening.step:
                 happening.happen()
@@ -88,10 +95,10 @@ def look() -> None:
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The same model on every rank and at every start, and an optimizer that has a state."""
+    """The same model on every rank and at every start, and an optimizer that has a state, and changes its rate itself."""
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        model = Net()
+        model = Net().to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     def before(*_: Any) -> None:
@@ -101,11 +108,15 @@ def make() -> tuple[nn.Module, torch.optim.Optimizer]:
         steps.append({
             "samples": list(seen),
             "weights": flat(parameters),
+            "groups": optimizer.param_groups[0]["lr"],
+            "turns": model.turns.clone(),
+            "training": model.training,
             "moments": flat([torch.zeros_like(p) if m is None else m for p, m in zip(parameters, moments, strict=True)]),
         })  # fmt: skip
         seen.clear()
 
     def after(*_: Any) -> None:
+        optimizer.param_groups[0]["lr"] *= 0.9  # as optimizers do that keep a number of theirs there
         if happening and not happening.before and not happening.done and len(steps) == happening.step + 1:
             happening.happen()
 
@@ -138,12 +149,15 @@ def start(
     left: dict[str, torch.Tensor] | None = None,
     restart: int = 0,
     signals: dict[str, Any] | None = None,
+    earlier: bool = False,
 ) -> None:
     """One start of the job, in new processes, with the files that the one before has left.
 
-    `signals`: `number`, the `ranks` that get it, `step` (of this start, from 0) and `before`.
+    `signals`: `number`, the `ranks` that get it, `step` (of this start, from 0), `before` and perhaps `again`. `earlier`:
+    these processes have been asked to stop before, in a job of another folder.
     """
-    global happening
+    global happening, dtype
+    dtype = x.dtype
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restart)
     os.environ["TORCHELASTIC_MAX_RESTARTS"] = "3"
     dist.init_process_group("gloo")
@@ -155,10 +169,17 @@ def start(
     dist.barrier()
     if signals and rank() in signals["ranks"]:
         observe("signal in", signals["step"])
-        happening = Happening(signals["number"], signals["step"], signals["before"])
+        happening = Happening(signals["number"], signals["step"], signals["before"], signals.get("again", False))
     numbers = torch.arange(len(x), dtype=x.dtype).unsqueeze(1)
+    dataset = TensorDataset(torch.cat([numbers, x], 1), y)
+    if earlier:
+        happening = Happening(signal.SIGTERM, 0, True)
+        submission.train(Path("another"), make, dataset, **options | {"steps": 2})
+        happening = None
+        for noted in (steps, seen, models, saves, kept):
+            noted.clear()
     mark("train")
-    returned = submission.train(FOLDER, make, TensorDataset(torch.cat([numbers, x], 1), y), **options)
+    returned = submission.train(FOLDER, make, dataset, **options)
     mark("returned")
     look()
     observe("saves", saves)
