@@ -64,6 +64,7 @@ def everywhere(grader: Grader) -> tuple[Run, Gradients]:
 def branches(grader: Grader) -> tuple[Run, Gradients]:
     """The left branch was taken on rank 1 only, the right one by nobody."""
     gradients = draw(grader, "branches", [COMMON, COMMON + LEFT, COMMON])
+    gradients[1]["left.bias"].zero_()  # all zeros, and a gradient
     return averages(grader, gradients), gradients
 
 
@@ -296,6 +297,9 @@ def test_missing_on_some(grader: Grader) -> None:
     for name in LEFT:
         without = [rank for rank in range(WORLD) if name not in seen[rank]]
         if without:
+            if not gradients[1][name].any():
+                what = f"{name}.grad is still None on {names(without)}. Rank 1 has a gradient of zeros, which isn't the same as none: the mean is zeros on all ranks."
+                grader.fail("takes-zero-for-missing", what, of=without, at=MISSING)
             if name in seen[1] and torch.equal(seen[1][name], gradients[1][name]):
                 what = f"No rank averaged {name}.grad, although rank 1 has one: it is unchanged there, and None on {names(without)}."
                 grader.fail(
@@ -345,6 +349,11 @@ def test_swapped_branches(grader: Grader) -> None:
             what = f"{name}.grad is still None on {names(without)}."
             grader.fail("missing-stays-missing", what, of=without, at=MISSING)
         judge_mean(grader, seen, gradients, name)
+        wanted = torch.stack([own.get(name, torch.zeros(SHAPES[name])).double() for own in gradients]).mean(0)
+        off = [(now[name] - wanted).abs().max().item() for now in seen]
+        bad = [rank for rank in range(WORLD) if not torch.allclose(seen[rank][name], wanted, rtol=1e-12, atol=1e-14)]
+        what = f"{name}.grad is float64 and up to {max(off):.1e} away from the mean on {{ranks}}: only float32 rounds so much."
+        grader.fail_on(bad, "rounds-the-sum", what, at=r"float\(|float32 || " + REDUCE)
 
 
 @pytest.mark.needs("test_mean")

@@ -17,6 +17,7 @@ from judging.find_divergence import (
     FUNCTION,
     GRADIENTS,
     LARGEST,
+    MAJORITY,
     STATE,
     WORLD,
     Change,
@@ -48,7 +49,7 @@ WATCH = r"def step"
 OFTEN = r"%.*every || self\.every || " + WATCH
 
 CASES = {
-    "missing": "Rank 1 had no gradient for one parameter, and rank 2 no optimizer state for another",
+    "missing": "Rank 1 had no gradient for one parameter, and rank 0 no optimizer state for another",
     "parameter": "One number differed on one rank",
     "agree": "All ranks held the same",
 }
@@ -145,7 +146,7 @@ BITS: list[tuple[str, str, Change, float, str]] = [
     ("buffer", "precise", {"do": "add", "by": 2.0**-40}, 2.0**-40, "One float64 is larger by 2**-40"),
     ("buffer", "mask", {"do": "flip"}, 1.0, "One bool has been flipped"),
     ("buffer", "plane", {"do": "turn"}, 0.5, "The imaginary part of one complex number is larger by 0.5"),
-    ("buffer", "zeros", {"do": "negative zero"}, 0.0, "One zero is -0.0 instead of 0.0"),
+    ("buffer", "zeros", {"do": "negative zero"}, 0.0, "One zero is 0.0 on rank 0 and -0.0 on the others"),
     ("buffer", "odd", {"do": "another NaN"}, 0.0, "One NaN has other bits than that of the other ranks"),
 ]
 
@@ -157,10 +158,14 @@ def test_bits(grader: Grader) -> None:
     changes = [
         what | {"kind": kind, "name": name, "rank": 1, "at": random.randrange(3)} for kind, name, what, *_ in BITS
     ]
+    changes.append({"kind": "buffer", "name": "zeros", "rank": 2, "do": "negative zero"} | {"at": changes[-2]["at"]})
     each = without_amount(found(compared(grader, "bits", changes)), "odd")  # of two NaNs nobody knows it
     seen = {one.name for one in each[0]}
     why = next((why for _, name, _, _, why in BITS if name not in seen), "There is a difference")
-    expected = [Found(kind, name, [1], largest) for kind, name, _, largest, _ in BITS]
+    if ("zeros", [1, 2]) in [(one.name, one.ranks) for one in each[0]]:
+        said = "`zeros` holds a 0.0 on rank 0 and a -0.0 there on ranks 1 and 2: by their bits, these two are the majority. The report blames them."
+        grader.fail("blames-the-majority", said, of=[1, 2], at=MAJORITY)
+    expected = [Found(kind, name, [0 if name == "zeros" else 1], largest) for kind, name, _, largest, _ in BITS]
     judge(grader, each, expected, ("rounds-bits-away", CHECKSUM, why))
     # 300 and 1, whose difference no bfloat16 can hold; 1e300, which no float32 can hold; beside a NaN and an infinity that
     # all ranks have; a NaN alone.
@@ -194,10 +199,10 @@ def test_missing(grader: Grader) -> None:
     """reports a gradient or a state that only some ranks have"""
     changes: list[Change] = [
         {"do": "drop gradient", "rank": 1, "name": "encoder.bias"},
-        {"do": "drop state", "rank": 2, "name": "decoder.weight"},
+        {"do": "drop state", "rank": 0, "name": "decoder.weight"},
     ]
     state = [f"decoder.weight.{entry}" for entry in ("step", "exp_avg", "exp_avg_sq")]
-    expected = [Found("optimizer", name, [2], math.inf) for name in state]
+    expected = [Found("optimizer", name, [0], math.inf) for name in state]
     expected.insert(0, Found("gradient", "encoder.bias", [1], math.inf))
     why = "Only some ranks have it, and there is no number for how far it is from the others"
     judge(grader, found(compared(grader, "missing", changes)), expected, ("missing-on-some-overlooked", GRADIENTS, why))

@@ -136,11 +136,14 @@ class Job:
                 for n in range(wanted + 1, self.total)
             ),
         ]
+        begin = wanted // self.epoch * self.epoch
+        if begin == 0 and len(steps[0]) <= self.total - wanted:
+            begin = -1  # a counter of this start's steps, and not of the epoch's, looks the same
         of_samples = [
             Hypothesis("trains-on-after-the-end", f"It did, but took {len(steps[0])} steps, more than were left.", wanted, lines.counting),
             Hypothesis("off-by-one-step", f"It trained on the samples of step {wanted} again.", wanted - 1, lines.counting),
             Hypothesis("off-by-one-step", f"It left out the samples of step {wanted + 1}.", wanted + 1, lines.counting),
-            Hypothesis("epoch-restarted", "It started with the first samples of the epoch.", wanted // self.epoch * self.epoch, lines.order),
+            Hypothesis("epoch-restarted", "It started with the first samples of the epoch.", begin, lines.order),
         ]  # fmt: skip
         known = f"those of step {began + 1}" if began is not None else "those of no step of the undisturbed job"
         elsewhere = f"The samples of its first step were {first}, {known}; it made {len(steps[0])} steps."

@@ -35,9 +35,12 @@ def averages(submission, gradients: dict[str, torch.Tensor], freeze: list[str], 
     observe("held", sorted(gradients))
     torch.manual_seed(rank())  # other weights on every rank: they are none of this function's business
     model = Branches().to(device, getattr(torch, dtype))
+    if dtype == "float64":  # stored by columns, as a channels_last layer's weight is: so is its gradient
+        for layer in (model.left, model.right):
+            layer.weight.data = layer.weight.data.t().contiguous().t()
     for name, parameter in model.named_parameters():
         if name in gradients:
-            parameter.grad = gradients[name].clone().to(device, parameter.dtype)
+            parameter.grad = torch.empty_like(parameter).copy_(gradients[name]).detach()
         if name in freeze:
             parameter.requires_grad = False
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

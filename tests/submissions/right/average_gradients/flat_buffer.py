@@ -6,7 +6,7 @@ import torch.nn as nn
 
 def average_gradients(model: nn.Module) -> None:
     trained = [p for p in model.parameters() if p.requires_grad]
-    pieces = [torch.zeros(p.numel(), device=p.device) if p.grad is None else p.grad.reshape(-1).float() for p in trained]
+    pieces = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in trained]
     flags = [torch.tensor([p.grad is not None for p in trained], dtype=torch.float32, device=trained[0].device)]
     flat = torch.cat(pieces + flags)
     dist.all_reduce(flat)
