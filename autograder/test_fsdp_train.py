@@ -40,6 +40,7 @@ from judging.fsdp_train import (
     batches,
     clipping_mistakes,
     gathers,
+    judge_floats,
     judge_forward_gathers,
     judge_kept,
     judge_rows,
@@ -149,6 +150,7 @@ def test_loss(grader: Grader) -> None:
     mistakes = [Hypothesis("fsdp-own-loss", says, gives) for says, gives in table]
     seen = played.run.observed("losses")
     what, id = "[step] of the loss", "fsdp-own-loss"
+    judge_floats(grader, "loss", seen, id, LOSS)
     grader.explain(what, seen, plain.losses, mistakes, otherwise=id, at=LOSS, tolerance=CLOSE)
 
 
@@ -164,6 +166,7 @@ def test_clipping(grader: Grader) -> None:
         Hypothesis("fsdp-wrong-norm", "That is twice the norm.", [2 * norm for norm in plain.norms]),
     ]
     what, seen = "[step] of the norm", played.run.observed("norms")
+    judge_floats(grader, "norm", seen, "fsdp-wrong-norm", NORM)
     grader.explain(what, seen, plain.norms, wrong, otherwise="fsdp-wrong-norm", at=NORM, tolerance=CLOSE)
 
 

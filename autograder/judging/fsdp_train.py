@@ -329,6 +329,15 @@ def judge_kept(grader: Grader, played: Played, nbytes: int, how: str) -> None:
                 grader.fail("fsdp-gathered-again", said, of=[rank], at=RESHARD)
 
 
+def judge_floats(grader: Grader, what: str, seen: Sequence[Sequence[object]], id: str, at: str) -> None:
+    """What step returned in each step, on each rank."""
+    for rank, values in enumerate(seen):
+        if other := next((type(value).__name__ for value in values if not isinstance(value, float)), None):
+            grader.fail(
+                id, f"step returned the {what} as a {other} on rank {rank}; expected a float.", of=[rank], at=at
+            )
+
+
 def judge_rows(grader: Grader, played: Played) -> None:
     """What each rank keeps of each parameter, and of its state."""
     for rank, (kept, state) in enumerate(zip(played.run.observed("kept"), played.run.observed("state"), strict=True)):
