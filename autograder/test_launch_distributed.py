@@ -57,7 +57,7 @@ FINE = (
 FAILING = (
     {"world_size": 2, "epochs": 2, "failure": {"rank": 1, "moment": 2, "how": "raise"}},
     {"world_size": 3, "epochs": 1, "failure": {"rank": 2, "moment": "joining", "how": "raise", "outlived_by": 0}},
-    {"world_size": 2, "epochs": 2, "failure": {"rank": 0, "moment": 4, "how": "kill"}},
+    {"world_size": 2, "epochs": 2, "failure": {"rank": 0, "moment": 4, "how": "kill", "outlived_by": 1}},
     {"world_size": 2, "epochs": 1, "failure": {"rank": 1, "moment": "leaving", "how": "exit"}, "lingers": 1},
 )  # fmt: skip
 MOMENTS = {"joining": "while the group was forming", 2: "in its second step", 4: "in its last step",
@@ -261,6 +261,9 @@ def test_failure_reaches_the_caller(grader: Grader) -> None:
         if error is None:
             said = f"{happened}, but launch_distributed returned as if nothing had happened."
             grader.fail("swallows-failure", said, of=[rank], at=UNSEEN)
+        if any(one["what"] == "outlives" for one in launch["noted"]):
+            said = f"{happened}. launch_distributed came back only when rank {failure['outlived_by']} had ended by itself, a minute later."
+            grader.fail("hang-on-failure", said, of=[rank], at=r"is_alive || exitcode || " + UNSEEN)
         if not launch["is_exception"]:
             said = (
                 f"{happened}, and launch_distributed raised {_shortened(error)}: few callers expect that or catch it."
@@ -330,9 +333,11 @@ def test_leaves_nothing_after_a_failure(grader: Grader) -> None:
             continue
         failure = asked["failure"]
         after = f"When rank {failure['rank']} had failed {MOMENTS[failure['moment']]}, " if failure else ""
-        if launch["running"]:
-            others = "another rank was" if launch["running"] == 1 else f"{launch['running']} other ranks were"
-            said = f"{after}{others} still running after launch_distributed had raised."
+        if left := launch["running"] or launch["early"]:
+            others = "another rank was" if left == 1 else f"{left} other ranks were"
+            said = (
+                f"{after}{others} still running after launch_distributed had raised. Wait for those that you end, too."
+            )
             grader.fail("leaves-processes", said, at=r"terminate|kill || raise (?!Value) || " + UNSEEN)
         if launch["changed"]:
             said = f"{after}the caller's environment was changed: {_some(launch['changed'])}."

@@ -7,6 +7,7 @@ environment, which names that file.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -110,7 +111,10 @@ def _note(what: str, rank: int, world_size: int) -> None:
 def _fail(moment: str | int, rank: int) -> None:
     failure = json.loads(os.environ.get(FAILURE, "{}"))
     if (failure.get("moment"), failure.get("outlived_by")) == (moment, rank):
+        with contextlib.suppress(ValueError):  # only a main thread may
+            signal.signal(signal.SIGTERM, _leave_slowly)
         time.sleep(OUTLIVING_SECONDS)
+        _note("outlives", rank, 1)
     if (failure.get("moment"), failure.get("rank")) != (moment, rank):
         return
     _note("fails", rank, dist.get_world_size() if dist.is_initialized() else 1)
@@ -119,6 +123,12 @@ def _fail(moment: str | int, rank: int) -> None:
     if failure["how"] == "exit":
         os._exit(3)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _leave_slowly(*_) -> None:
+    """What a rank does that was asked to end: it puts its things away first."""
+    time.sleep(LINGERING_SECONDS)
+    os._exit(1)
 
 
 def _let_the_cause_come_first(rank: int) -> None:
@@ -193,6 +203,8 @@ def _launch(submission, number: int, launch: dict, x: torch.Tensor, y: torch.Ten
             raise
         seen["error"] = f"{type(error).__name__}: {error}"
         seen["is_exception"] = isinstance(error, Exception)
+    at_return = [one["pid"] for one in _read(journal) if one["pid"] != os.getpid()]
+    seen["early"] = sum(_runs(pid) for pid in set(at_return)) if "error" in seen else 0
     seen["changed"] = sorted(n for n in {*before, *os.environ} if before.get(n) != os.environ.get(n))
     seen["noted"] = _read(journal)
     journal.unlink(missing_ok=True)
