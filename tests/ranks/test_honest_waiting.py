@@ -34,26 +34,45 @@ def test_one_rank_comes_late(how: str, call: str) -> None:
     assert run.ok, run.cause
 
 
-@pytest.mark.parametrize("start", [
-    "threading.Thread(target=later).start()",
-    "threading.Timer(3, lambda: dist.send(t, 1)).start()",
-    "import concurrent.futures as f; f.ThreadPoolExecutor(1).submit(later)",
-])  # fmt: skip
-def test_a_thread_that_sends_later(start: str) -> None:
+SENDS_LATER = {
+    "a thread": "threading.Thread(target=later).start()",
+    "a timer": "threading.Timer(3, send).start()",
+    "a pool": "futures.ThreadPoolExecutor(1).submit(later)",
+    "a thread unknown to threading": "import _thread; _thread.start_new_thread(later, ())",
+    "code of exec": "exec('import time\\ndef f(): time.sleep(3); send()', given := {'send': send}); threading.Thread(target=given['f']).start()",
+    "asyncio": "loop = asyncio.new_event_loop(); loop.call_later(3, send); threading.Thread(target=loop.run_forever, daemon=True).start()",
+    "after a program": "futures.ThreadPoolExecutor(1).submit(subprocess.run, ['sleep', '3']).add_done_callback(send)",
+    "after a process of a pool": "pool = forks.Pool(1); pool.apply_async(time.sleep, (3,), callback=send)",
+    "after a process of an executor": "futures.ProcessPoolExecutor(1, forks).submit(time.sleep, 3).add_done_callback(send)",
+    "after an event of a process": "event = forks.Event(); forks.Process(target=lambda: time.sleep(3) or event.set()).start()\n"
+    "    threading.Thread(target=lambda: event.wait() and send()).start()",
+    "after a limit": "def tries():\n        try: dist.monitored_barrier(watch, datetime.timedelta(seconds=3))\n        except RuntimeError: send()\n"
+    "    threading.Thread(target=tries).start()",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", SENDS_LATER)
+def test_a_thread_that_sends_later(how: str) -> None:
     """Both main threads wait in a receive; what moves them is asleep, and looks like an idle thread of a library."""
     text = f"""
+import asyncio, datetime, multiprocessing
+from concurrent import futures
+forks, watch = multiprocessing.get_context("fork"), dist.new_group([0, 1])
+def send(*_):
+    dist.send(t, 1)
 def later():
     time.sleep(3)
-    dist.send(t, 1)
+    send()
 if rank == 0:
-    {start}
+    {SENDS_LATER[how]}
     dist.recv(torch.ones(8), 1)
 else:
     dist.recv(t, 0)
     dist.send(torch.ones(8), 0)
+sys.stdout.flush(); os._exit(7)
 """
     run = ranks.run(ranks.Source(PRELUDE + text), 2)
-    assert run.ok, run.cause
+    assert [report.code for report in run.ranks] == [7, 7], run.cause
 
 
 def test_a_thread_that_never_sends_does_not_hide_a_hang() -> None:
@@ -71,14 +90,14 @@ WAITS_FOR_A_THREAD = {
     "join": "thread = threading.Thread(target=work); thread.start(); thread.join()",
     "pool": "with concurrent.futures.ThreadPoolExecutor(1) as pool: pool.submit(work)",
     "future": "concurrent.futures.ThreadPoolExecutor(1).submit(work).result()",
-    "queue": "results = queue.Queue(); threading.Thread(target=lambda: results.put(work())).start(); results.get()",
+    "joins": "inner = threading.Thread(target=work); inner.start(); outer = threading.Thread(target=inner.join); outer.start(); outer.join()",
 }
 
 
 @pytest.mark.parametrize("how", WAITS_FOR_A_THREAD)
 def test_a_rank_that_waits_for_its_thread_waits_in_what_that_calls(how: str) -> None:
     text = f"""
-import concurrent.futures, queue
+import concurrent.futures
 def work():
     dist.all_reduce(t)
 if rank == 1:
@@ -93,19 +112,24 @@ if rank == 1:
     ]
 
 
+LISTENS = "listener = threading.Thread(target=dist.recv, args=(torch.ones(8), 1), daemon=True); listener.start()"
+
+
 @pytest.mark.parametrize("body", [
     "thread = threading.Thread(target=dist.recv, args=(torch.ones(8), 1), daemon=True)\n    thread.start(); thread.join(2.5)",
     "def ask():\n        try: dist.monitored_barrier(watch, timeout=datetime.timedelta(seconds=2.5))\n        except RuntimeError: pass\n"
     "    thread = threading.Thread(target=ask); thread.start(); thread.join()",
-    "free = threading.Event()\n    threading.Thread(target=dist.recv, args=(torch.ones(8), 1), daemon=True).start()\n"
-    "    threading.Thread(target=lambda: time.sleep(2.5) or free.set()).start(); free.wait()",
-    "free = threading.Event(); signal.signal(signal.SIGALRM, lambda *_: free.set()); signal.alarm(3)\n"
-    "    threading.Thread(target=dist.recv, args=(torch.ones(8), 1), daemon=True).start(); free.wait()",
-], ids=["join with a limit", "a call with a limit", "another thread", "a signal"])  # fmt: skip
+    f"{LISTENS}; free = threading.Event()\n    threading.Thread(target=lambda: time.sleep(2.5) or free.set()).start(); free.wait()",
+    f"{LISTENS}; free = threading.Event(); signal.signal(signal.SIGALRM, lambda *_: free.set()); signal.alarm(3); free.wait()",
+    f"{LISTENS}; signal.signal(signal.SIGALRM, lambda *_: 1 / 0); signal.alarm(3)\n    try: listener.join()\n    except ZeroDivisionError: pass",
+    f"{LISTENS}; pool = multiprocessing.get_context('fork').Pool(1); pool.apply_async(time.sleep, (3,)).get()",
+    "def ask():\n        try: dist.recv(torch.ones(8), 1, group=short)\n"
+    "        except RuntimeError: pass\n    thread = threading.Thread(target=ask); thread.start(); thread.join()",
+], ids=["join with a limit", "a call with a limit", "another thread", "a signal", "a signal in join", "a process", "a group with a limit"])  # fmt: skip
 def test_a_wait_for_a_thread_that_ends_otherwise(body: str) -> None:
     text = f"""
-import datetime, signal
-watch = dist.new_group([0, 1])
+import datetime, multiprocessing, signal
+watch, short = dist.new_group([0, 1]), dist.new_group([0, 1], timeout=datetime.timedelta(seconds=4))
 if rank == 0:
     {body}
     dist.send(t, 1)

@@ -192,10 +192,7 @@ class Latecomers:
         ]  # the last of each
         frame = own or next((frame for pid, frame in stacks if pid == member.pid), None)
         held = member.sample.detail.get("held") if member.sample is not None else None
-        said = [
-            (_at(frame) if frame else "in a library's code")
-            + (f": it waits in {held} for another thread" if held else "")
-        ]
+        said = [(_at(frame) if frame else "in a library's code") + (f": it waits in {held}" if held else "")]
         said += [f"its process {pid} is {_at(frame)}" for pid, frame in stacks if pid != member.pid and frame]
         return "; ".join(said)
 

@@ -67,6 +67,10 @@ _PEER = {"send": "dst", "recv": "src", **dict.fromkeys(ROOTED, "root_rank")}
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PYTHON = os.path.dirname(os.path.abspath(threading.__file__)) + os.sep
+_FUTURE, _POOL, _PROCESSES = (
+    os.path.join(_PYTHON, "concurrent", "futures", name) for name in ("_base.py", "thread.py", "process.py")
+)
+_MULTIPROCESSING = os.path.join(_PYTHON, "multiprocessing") + os.sep
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _FILES = os.path.join(_TORCH, "distributed", "checkpoint") + os.sep
 """Torch's code that reads and writes checkpoints: what it says to other ranks it says through `distributed_c10d`."""
@@ -80,6 +84,8 @@ MOST_OF_AN_ERROR = 120  # characters
 UNLIMITED = contextlib.nullcontext()
 LIMIT_LATE = 1.0  # So much later than at its limit a wait may end on a busy machine
 RENDEZVOUS_TRIES = 3  # So many times its limit init_process_group may take: it tries again, and then connects
+SHORT_SECONDS = 60.0
+"""Who gives a group of its own so short a timeout may want to go on after it. That of the default group ends the job."""
 CALLERS = 6
 SIGNALS = signal.valid_signals()
 MOST_OF_A_VALUE = 40  # characters
@@ -184,6 +190,8 @@ class Recorder:
         """With `timeline`: the future of each operation whose end has not been told. (Its Work says that it has completed
         only when all callbacks are through.)"""
         self._limits: dict[int, tuple[float, float]] = {}  # Of a thread: for how many seconds, and until when
+        self.short_groups: dict[str, float] = {}  # Groups whose calls fail after a few seconds, as the program wants
+        self._group_limits: dict[int | None, tuple[float, float]] = {}  # As `_limits`, of their operations
         """While the main thread is in a wait that the program has limited: to how many seconds, and when these are over."""
         self._main = threading.main_thread().ident
         self.address = _address()
@@ -222,6 +230,8 @@ class Recorder:
             barrier = kind in ("barrier", "monitored_barrier")
             now = time.monotonic_ns()
             self._began = (number, now)
+            if seconds := self.short_groups.get(group):
+                self._group_limits[number] = seconds, time.monotonic() + seconds + LIMIT_LATE
             self.send(messages.Begin(
                 number, kind, group, members, group_number, of_kind,
                 nbytes=0 if barrier else sum(t.numel() * t.element_size() for t in tensors),
@@ -395,7 +405,8 @@ class Recorder:
 
     def stack(self) -> messages.StackReport:
         """Where the main thread stands now; see `report.Stack`. From another thread, only `without_collections`."""
-        thread, frame = self._awaited(sys._current_frames())
+        frames = sys._current_frames()
+        thread, frame = self._awaited(frames)
         call = ""
         operation = None
         communicating: bool | None = None
@@ -435,6 +446,8 @@ class Recorder:
             elif inside == "backward":
                 call, communicating = "backward", True if communicating is None else communicating
             frame = frame.f_back
+        if place is None and thread != self._main:
+            place = self._users_place(frames.get(self._main or 0))
         if not communicating:
             call = ""
         pending = [number for work, number in list(self._outstanding) if not _completed(work)]
@@ -445,6 +458,8 @@ class Recorder:
         if called and not call:
             detail["held"] = called
         seconds, end = self._limits.get(thread, (0.0, 0.0))
+        if not seconds and operation in self._group_limits:
+            seconds, end = self._group_limits[operation]
         if seconds:
             detail["limit"] = seconds
         limited = seconds if time.monotonic() < end else 0.0
@@ -452,28 +467,28 @@ class Recorder:
         return messages.StackReport(place, call, operation, pending, self._own_threads(), detail, innermost, limited)
 
     def _awaited(self, frames: dict[int, FrameType]) -> tuple[int, FrameType | None]:
-        """The main thread; where it only waits for another of this process, the one that communicates, if there is just one."""
+        """The main thread; where it only waits for the end of another one that communicates, that one."""
         main = self._main or 0
-        frame = frames.get(main)
-        speaking = [one for one in frames.items() if one[0] not in (main, self.watcher) and self._speaks(one[1])]
-        if len(speaking) == 1 and frame is not None and self._only_waits(frame, speaking[0][0]):
-            return speaking[0]
-        return main, frame
-
-    def _only_waits(self, frame: FrameType, thread: int) -> bool:
-        """Whether this frame waits for the end of that thread, or for a lock that no handler of the user's might open."""
-        if frame.f_code.co_filename != threading.__file__ or not _is_passive(threading.__file__, frame):
-            return False
-        joined = frame.f_locals.get("self")
-        return joined.ident == thread if isinstance(joined, threading.Thread) else not any(map(_handler, SIGNALS))
+        speaking = [one for one, frame in frames.items() if one not in (main, self.watcher) and self._speaks(frame)]
+        if len(speaking) == 1 and _needs(main, speaking[0], frames) and not any(map(_handler, SIGNALS)):
+            return speaking[0], frames[speaking[0]]
+        return main, frames.get(main)
 
     def _speaks(self, frame: FrameType | None) -> bool:
-        """Whether a thread is inside a communication call."""
+        """Whether a thread is inside a communication call, and not at work for it."""
         while frame is not None and not self.is_users(frame.f_code.co_filename):
-            if _communicates(frame.f_code.co_filename, frame.f_code.co_name):
+            file, name = frame.f_code.co_filename, frame.f_code.co_name
+            if _communicates(file, name):
                 return True
+            if name in _PICKLING or file.startswith(_FILES) or not file.startswith((_HERE, _TORCH)):
+                return False
             frame = frame.f_back
         return False
+
+    def _users_place(self, frame: FrameType | None) -> messages.Place:
+        while frame is not None and not self.is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        return (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) if frame is not None else None
 
     def _handled(self) -> dict[str, Any]:
         """The error in whose `except` or `finally` the main thread is, and the user's line that raised it (Python 3.11)."""
@@ -494,26 +509,25 @@ class Recorder:
         return {"handles": said.partition("\n")[0][:MOST_OF_AN_ERROR], "raised_at": place}
 
     def _own_threads(self) -> int:
-        """How many threads of the user's might do something by themselves: no lock or queue holds them."""
-        frames = sys._current_frames()
-        ours = {self._main, self.watcher}
+        """How many threads might do something for the user by themselves: no lock or queue holds them."""
+        timers = {one.ident for one in threading.enumerate() if isinstance(one, threading.Timer)}
         return sum(
-            isinstance(thread, threading.Timer) or self._may_act(frames.get(thread.ident or 0))
-            for thread in threading.enumerate()
-            if thread.ident not in ours
+            thread in timers or self._may_act(thread, frame)
+            for thread, frame in sys._current_frames().items()
+            if thread not in (self._main, self.watcher)
         )
 
-    def _may_act(self, frame: FrameType | None) -> bool:
+    def _may_act(self, thread: int, frame: FrameType | None) -> bool:
         if frame is not None and _is_passive(frame.f_code.co_filename, frame):
             return False
         if self._speaks(frame):
-            return False
-        starts_with_c = frame is not None and frame.f_code.co_name == "run"  # Thread(target=time.sleep)
+            return thread in self._limits
+        called: FrameType | None = None
         while frame is not None:
-            if self.is_users(frame.f_code.co_filename):
+            if self.is_users(frame.f_code.co_filename) or _is_at_work(frame, called):
                 return True
-            frame = frame.f_back
-        return starts_with_c
+            called, frame = frame, frame.f_back
+        return False
 
     def _number_of(self, work: Any) -> int | None:
         return next((number for known, number in list(self._outstanding) if known is work), None)
@@ -632,11 +646,53 @@ def _reduce_name(op: Any) -> str:
     return str(known.name) if isinstance(known, dist.ReduceOp.RedOpType) else ""
 
 
+def _is_pythons(filename: str) -> bool:
+    return filename.startswith(_PYTHON) and not _INSTALLED.search(filename)
+
+
+def _needs(thread: int, other: int, frames: dict[int, FrameType]) -> bool:
+    """Whether a thread goes on only when the other one has ended, or what a pool gave that one to do: it's in `join`, or in
+    the `result` of a future. Locks, events and queues may be freed by anybody, also by C.
+    """
+    frame = frames.get(thread)
+    if frame is None or frame.f_code.co_filename != threading.__file__ or not _is_passive(threading.__file__, frame):
+        return False
+    joined = frame.f_locals.get("self")
+    if isinstance(joined, threading.Thread):
+        return joined.ident == other or _needs(joined.ident or 0, other, frames)
+    caller, doing = frame.f_back, frames.get(other)
+    if caller is None or caller.f_code.co_name != "result" or caller.f_code.co_filename != _FUTURE:
+        return False
+    while doing is not None and (doing.f_code.co_filename, doing.f_code.co_name) != (_POOL, "run"):
+        doing = doing.f_back
+    return doing is not None and getattr(doing.f_locals.get("self"), "future", None) is caller.f_locals.get("self")
+
+
+def _is_at_work(frame: FrameType, called: FrameType | None) -> bool:
+    """Whether this frame of a library's thread, which has called the other one (or C), may do something for the user: what
+    a pool was given, a target from Python's library (a loop of asyncio, a server), or a library that knows torch.
+    """
+    file, name = frame.f_code.co_filename, frame.f_code.co_name
+    if file == "<string>":  # exec
+        return True
+    if file == _POOL:
+        return name == "run"
+    if file == _PROCESSES:
+        return name == "run" and bool(frame.f_locals["self"].pending_work_items)
+    if file.startswith(_MULTIPROCESSING):  # a pool's threads: those that work, and the one that waits for its processes
+        return bool(frame.f_locals.get({"worker": "func", "_handle_results": "cache"}.get(name, "")))
+    if file == threading.__file__ and name == "run":
+        target = called.f_code.co_filename if called is not None else file
+        return _is_pythons(target) and not target.startswith(_MULTIPROCESSING)
+    known = _INSTALLED.search(file) and not file.startswith((_TORCH, _HERE))
+    return bool(known) and any(one is torch or one is dist for one in [*frame.f_globals.values()])
+
+
 def _is_passive(filename: str, frame: FrameType) -> bool:
     """True for a wait in Python's library that another thread of this process has to end, without a time limit."""
     return (
-        filename.startswith(_PYTHON)
-        and "site-packages" not in filename
+        _is_pythons(filename)
+        and not filename.startswith(_MULTIPROCESSING)
         and frame.f_code.co_name in ("wait", "get", "join", "_wait_for_tstate_lock", "acquire", "_worker")
         and frame.f_locals.get("timeout", None) in (None, -1)
     )
@@ -796,6 +852,8 @@ def _keep_groups(recorder: Recorder) -> None:
             place = recorder.caller().frame
             timeout = _seconds(given.get("timeout")) if _is_gloo(str(given["backend"])) else 0.0
             members = [int(rank) for rank in members]
+            if members and 0 < timeout <= SHORT_SECONDS:  # the default group has none
+                recorder.short_groups[name] = timeout
             recorder.send(messages.MadeGroup(name, members, place, time.monotonic_ns(), timeout or None))
         with processes.threads_named(processes.POLLERS[0]):
             made = make(*args, **kwargs)
