@@ -413,7 +413,7 @@ def test_the_status_has_rows_for_what_is_begun_and_a_line_for_the_rest(tmp_path:
         "      ◐  setup_ddp                 best 4 of 10   1 try",
         "      ○  train_ddp, launch_distributed",
         "      ◐  clinic/odd_shapes         best 0 of 3    1 try",
-        "      ○  preflight, find_divergence, device_report, clinic (27 more)",
+        "      ○  find_divergence, device_report, preflight, clinic (27 more)",
     ]
     narrow = shown(60)
     assert max(map(len, narrow)) <= 60 and "         clinic (27 more)" in narrow
