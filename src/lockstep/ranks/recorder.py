@@ -262,15 +262,15 @@ class Recorder:
     def launched(self, number: int, result: Any) -> None:
         """Remember the operation's Work, to know later whether it has completed. One without is over when it returns."""
         while self._outstanding and _completed(self._outstanding[0][0]):
-            self._outstanding.popleft()
+            self._group_limits.pop(self._outstanding.popleft()[1], None)
         if result is None and self.timeline:
             self._end(number)
         boxed = result[-1] if isinstance(result, (tuple, list)) else result
-        try:
+        work = None
+        with contextlib.suppress(Exception):
             work = dist.Work.unbox(boxed)
-        except Exception:
-            return
         if work is None:
+            self._group_limits.pop(number, None)
             return
         self._outstanding.append((work, number))
         if self.timeline:
@@ -290,6 +290,7 @@ class Recorder:
             if known is work:
                 with contextlib.suppress(ValueError):
                     self._outstanding.remove((known, number))
+                    self._group_limits.pop(number, None)
 
     @contextlib.contextmanager
     def waiting(self, work: Any = None, blocking: bool = False) -> Iterator[None]:
@@ -318,7 +319,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def limited(self, seconds: float, times: int = 1) -> Iterator[None]:
-        """Within, this thread waits no longer than so many times that; 0 is no limit of the call's own."""
+        """Within, this thread waits no longer than so many times that; 0 means that the call sets no limit."""
         thread = threading.get_ident()
         outer = self._limits.get(thread)
         if seconds > 0:
@@ -412,7 +413,7 @@ class Recorder:
         communicating: bool | None = None
         detail: dict[str, Any] = {}
         innermost = called = ""
-        passive = frame is not None and _is_passive(frame.f_code.co_filename, frame)
+        passive = frame is not None and _is_passive(frame)
         place: messages.Place = None
         while frame is not None:
             code = frame.f_code
@@ -464,7 +465,9 @@ class Recorder:
             detail["limit"] = seconds
         limited = seconds if time.monotonic() < end else 0.0
         detail |= self._handled()
-        return messages.StackReport(place, call, operation, pending, self._own_threads(), detail, innermost, limited)
+        return messages.StackReport(
+            place, call, operation, pending, self._own_threads(frames), detail, innermost, limited
+        )
 
     def _awaited(self, frames: dict[int, FrameType]) -> tuple[int, FrameType | None]:
         """The main thread; where it only waits for the end of another one that communicates, that one."""
@@ -508,17 +511,17 @@ class Recorder:
         said = f"{type(error).__name__}: {error}" if known and str(error) else type(error).__name__
         return {"handles": said.partition("\n")[0][:MOST_OF_AN_ERROR], "raised_at": place}
 
-    def _own_threads(self) -> int:
-        """How many threads might do something for the user by themselves: no lock or queue holds them."""
+    def _own_threads(self, frames: dict[int, FrameType]) -> int:
+        """How many of these threads might do something for the user by themselves: no lock or queue holds them."""
         timers = {one.ident for one in threading.enumerate() if isinstance(one, threading.Timer)}
         return sum(
             thread in timers or self._may_act(thread, frame)
-            for thread, frame in sys._current_frames().items()
+            for thread, frame in frames.items()
             if thread not in (self._main, self.watcher)
         )
 
     def _may_act(self, thread: int, frame: FrameType | None) -> bool:
-        if frame is not None and _is_passive(frame.f_code.co_filename, frame):
+        if frame is not None and _is_passive(frame):
             return False
         if self._speaks(frame):
             return thread in self._limits
@@ -655,7 +658,7 @@ def _needs(thread: int, other: int, frames: dict[int, FrameType]) -> bool:
     the `result` of a future. Locks, events and queues may be freed by anybody, also by C.
     """
     frame = frames.get(thread)
-    if frame is None or frame.f_code.co_filename != threading.__file__ or not _is_passive(threading.__file__, frame):
+    if frame is None or frame.f_code.co_filename != threading.__file__ or not _is_passive(frame):
         return False
     joined = frame.f_locals.get("self")
     if isinstance(joined, threading.Thread):
@@ -688,11 +691,11 @@ def _is_at_work(frame: FrameType, called: FrameType | None) -> bool:
     return bool(known) and any(one is torch or one is dist for one in [*frame.f_globals.values()])
 
 
-def _is_passive(filename: str, frame: FrameType) -> bool:
+def _is_passive(frame: FrameType) -> bool:
     """True for a wait in Python's library that another thread of this process has to end, without a time limit."""
     return (
-        _is_pythons(filename)
-        and not filename.startswith(_MULTIPROCESSING)
+        _is_pythons(frame.f_code.co_filename)
+        and not frame.f_code.co_filename.startswith(_MULTIPROCESSING)
         and frame.f_code.co_name in ("wait", "get", "join", "_wait_for_tstate_lock", "acquire", "_worker")
         and frame.f_locals.get("timeout", None) in (None, -1)
     )

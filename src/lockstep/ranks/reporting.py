@@ -134,9 +134,8 @@ def _frames(recorder: Any, error: BaseException) -> list[list[Any]]:
     ]
     if isinstance(error, SyntaxError) and error.filename and recorder.is_users(error.filename):
         frames.append([error.filename, error.lineno or 1, "<module>"])
-    if (said := _message(error)).startswith(
-        "Caught "
-    ):  # in a process of a DataLoader, whose traceback is in the message
+    said = _message(error)
+    if said.startswith("Caught "):  # in a process of a DataLoader, whose traceback is in the message
         found = re.findall(r'^  File "(.+)", line (\d+), in (.+)$', said, re.MULTILINE)
         frames += [[file, int(line), name] for file, line, name in found if recorder.is_users(file)]
     return frames
