@@ -455,9 +455,11 @@ def test_by_night_it_can_be_read_as_well(bench: Any) -> None:
     notebook.page.emulate_media(color_scheme="light")
 
 
-def test_on_the_next_day_question_and_map_are_there_without_a_kernel(bench: Any, browser: Any, running: Lab) -> None:
-    """Where a widget's model is gone, its stored form shows; where it is not, only the widget does."""
-    question = 'quiz("01_internals/overlap")'
+def test_on_the_next_day_question_and_map_are_there_without_a_kernel(
+    bench: Any, browser: Any, running: Lab, exercise: Path
+) -> None:
+    """Where a widget's model is gone, its stored form shows, with what was answered; where it is not, only the widget."""
+    question, why = 'quiz("01_internals/overlap")', "The last bucket waits for the last gradient."
     notebook = bench(f"from lockstep.notebook.quiz import quiz\n{question}", "%course map", "%course 2")
     stored = "Run this cell (Shift+Enter) to answer"
     assert notebook.run(notebook.cell("%load_ext lockstep")).strip() == "", "again, and not a word"
@@ -466,9 +468,12 @@ def test_on_the_next_day_question_and_map_are_there_without_a_kernel(bench: Any,
     cell = notebook.cell(question)
     cell.get_by_role("radio").first.wait_for()
     assert stored not in cell.locator(".jp-OutputArea").inner_text()
+    cell.get_by_role("radio").first.check()
+    cell.get_by_role("button", name="Check").click()
+    cell.locator(".lockstep-feedback", has_text=why).wait_for()
     today = notebook.page
     today.keyboard.press("Control+s")
-    wait_for(lambda: stored in notebook.file.read_text(encoding="utf-8"), 60, "the notebook is not saved")
+    wait_for(lambda: "(your answer)" in notebook.file.read_text(encoding="utf-8"), 60, "the notebook is not saved")
     notebook.menu("Kernel", "Shut Down Kernel")  # this one's only: the other tests' pages keep theirs
     sessions = f"{running.address}api/sessions?token={running.token}"
     wait_for(lambda: notebook.file.name not in today.request.get(sessions).text(), 120, "the kernel is not shut down")
@@ -476,12 +481,14 @@ def test_on_the_next_day_question_and_map_are_there_without_a_kernel(bench: Any,
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     notebook = Notebook(page, running, notebook.file.name)
     cell = notebook.cell(question)
-    cell.get_by_text(stored).wait_for()
+    answered = cell.get_by_text(why)
+    answered.wait_for()
+    assert cell.locator("li", has_text="(your answer)").count() == 1
     there = notebook.cell("%course 2").inner_text()
     assert "Run this cell to bring the map up to date" in there and "Sharding" in there
     page.get_by_text("Error displaying widget").first.wait_for(state="attached")
     assert not page.locator(".jp-OutputArea-output.jupyter-widgets:visible").count()
-    assert cell.get_by_text(stored).is_visible()
+    assert answered.is_visible()
     page.close()
 
 
@@ -536,11 +543,11 @@ def test_a_check_fails_and_passes_and_the_map_knows(bench: Any, running: Lab, ex
     assert running.progress()["exercises"]["average_gradients"]["passed"] is True
     there = notebook.cell("%course 01_internals")
     assert "you are here" in notebook.run(there)
+    picture(there, "map")
     there.get_by_label("Mark this chapter as complete").check()
     wait_for(lambda: running.progress().get("chapters") == {CHAPTERS[0]: "complete"}, 20, "the mark is not recorded")
     there.get_by_text("· complete").first.wait_for()
     assert "Setting up: from one process to many" in there.locator("li:visible", has_text="you are here").inner_text()
-    picture(there, "map")
     there.get_by_role("link", name=re.compile("^Next: chapter 2")).locator("visible=true").click()
     notebook.page.get_by_role("tab", name="02_setup.ipynb").wait_for()
     assert notebook.page.get_by_role("tab", name=notebook.file.name).count(), "it stands beside this notebook"

@@ -109,8 +109,24 @@ def test_every_choice_is_explained_and_a_right_answer_is_remembered(course: Path
     assert progress.load().quizzes == {"02_setup/set_epoch": "right"}, "once right stays right"
     again = quiz("02_setup/set_epoch")
     assert again._feedback.value == feedback and "lockstep-chose-right" in again._dom_classes
-    assert again.question.choices[again._choices.value].right and "must tell it" not in again.stored_html()
+    assert again.question.choices[again._choices.value].right
     assert "Not quite." in answer(again, right=False)
+
+
+def test_what_is_stored_says_what_was_answered(course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing before an answer, and nothing in the chapters that everybody gets."""
+    box = quiz("02_setup/set_epoch")
+    whys = [html.unescape(quizzes.rich(choice.why)) for choice in box.question.choices]
+    assert "your answer" not in box.stored_html() and not any(why in html.unescape(box.stored_html()) for why in whys)
+    answer(box, right=False)
+    assert "Not quite." in box.stored_html() and "Run this cell" in box.stored_html()
+    answer(box, right=True)
+    for one in (box, quiz("02_setup/set_epoch")):
+        stored = one.stored_html()
+        assert stored.count("(your answer)") == 1 and "Right." in stored and "Run this cell" not in stored
+        assert "your answer" not in one.stored_markdown()
+    monkeypatch.setenv("LOCKSTEP_SUBMISSION", chapters.reference_environment(ROOT)["LOCKSTEP_SUBMISSION"])
+    assert "your answer" not in quiz("02_setup/set_epoch").stored_html()
 
 
 def test_a_choice_shows_no_markup(course: Path) -> None:
@@ -129,7 +145,11 @@ def test_a_choice_has_its_code_for_the_script_that_shows_it(course: Path) -> Non
     assert labels[0] == "<code>broadcast</code> with <code>src=0</code>"
 
 
-def test_the_output_is_the_same_whatever_was_answered(course: Path) -> None:
+def test_the_output_of_a_chapter_is_the_same_whatever_was_answered(
+    course: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_SUBMISSION", chapters.reference_environment(ROOT)["LOCKSTEP_SUBMISSION"])
+
     def shown() -> dict[str, str]:
         bundle = quiz("02_setup/set_epoch")._repr_mimebundle_()
         return {kind: bundle[kind] for kind in ("text/plain", "text/markdown", "text/html")}
@@ -144,7 +164,7 @@ def test_the_output_is_the_same_whatever_was_answered(course: Path) -> None:
 def test_the_widget_and_its_stored_form_are_two_outputs(course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No front end falls back to another form of an output whose widget is gone. The stored one gives no answer away."""
     outputs: list[dict[str, str]] = []
-    monkeypatch.setattr("lockstep.notebook.stored.display", lambda data, raw: outputs.append(data))
+    monkeypatch.setattr("lockstep.notebook.stored.display", lambda data, raw, display_id=False: outputs.append(data))
     box = quiz("02_setup/set_epoch")
     box._ipython_display_()
     live, stored = outputs

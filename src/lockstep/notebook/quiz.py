@@ -14,8 +14,8 @@ from typing import Any
 from ipywidgets import HTML, Button, Layout, RadioButtons
 
 from ..course import find, progress
-from ..course.quizzes import Question, QuizError, quiz_file, read, rich
-from .stored import Stored
+from ..course.quizzes import Choice, Question, QuizError, quiz_file, read, rich
+from .stored import Stored, is_handed_out
 
 STYLE = """<style>
 .lockstep-quiz { border-left: 3px solid var(--jp-brand-color1, #1976d2); padding: 4px 12px; max-width: 46em }
@@ -94,7 +94,8 @@ class Quiz(Stored):
         self.add_class("lockstep-quiz")
         self._choices.observe(self._on_choice, names="value")
         self._button.on_click(self._on_check)
-        known = progress.load()
+        self._told: Choice | None = None
+        known = progress.Progress() if is_handed_out() else progress.load()
         if known.quizzes.get(question.key) == progress.RIGHT:
             self._choices.value = next(index for index, choice in enumerate(question.choices) if choice.right)
             self._tell(known)
@@ -103,12 +104,16 @@ class Quiz(Stored):
         return f"Quiz({self.question.key})"
 
     def stored_html(self) -> str:
-        """The question without its answer."""
-        choices = "".join(f"<li>{rich(choice.text)}</li>" for choice in self.question.choices)
-        again = "Run this cell (Shift+Enter) to answer."
+        """The question, without its answer until the learner has given one: then with that and what was said of it."""
+        told, choices = self._told, ""
+        for choice in self.question.choices:
+            text = rich(choice.text)
+            choices += f"<li>{f'<b>{text}</b> (your answer)' if choice is told else text}</li>"
+        said = f"<p>{_verdict(told)}</p>" if told else ""
+        again = "" if told and told.right else '<p class="ls-soft">Run this cell (Shift+Enter) to answer.</p>'
         return (
             f'<div class="ls-card"><p><b>Question.</b> {rich(self.question.text)}</p><ul>{choices}</ul>'
-            f'<p class="ls-soft">{again}</p></div>'
+            f"{said}{again}</div>"
         )
 
     def stored_markdown(self) -> str:
@@ -140,11 +145,12 @@ class Quiz(Stored):
 
     def _tell(self, known: progress.Progress) -> None:
         """Say whether the choice is right, and why."""
-        choice = self.question.choices[self._choices.value]
-        verdict, style = ("Right.", "right") if choice.right else ("Not quite.", "wrong")
+        self._told = choice = self.question.choices[self._choices.value]
+        style = "right" if choice.right else "wrong"
         self._color(style)
-        said = f'<b>{verdict}</b> {rich(choice.why)}<div class="lockstep-count">{self._count(known)}</div>'
+        said = f'{_verdict(choice)}<div class="lockstep-count">{self._count(known)}</div>'
         self._feedback.value = f'<div class="lockstep-{style}">{said}</div>'
+        self.update_stored()
 
     def _count(self, known: progress.Progress) -> str:
         """How far the reader is with this chapter's questions."""
@@ -152,6 +158,10 @@ class Quiz(Stored):
         keys = [one.key for one in read(quiz_file(find().root, chapter)).values()]
         right = sum(known.quizzes.get(key) == progress.RIGHT for key in keys)
         return f"{right} of this chapter's {len(keys)} questions answered correctly"
+
+
+def _verdict(choice: Choice) -> str:
+    return f"<b>{'Right.' if choice.right else 'Not quite.'}</b> {rich(choice.why)}"
 
 
 def quiz(key: str) -> Quiz:
