@@ -83,6 +83,22 @@ CASES = {
     "two groups of the same ranks": Case(
         "one, other = (dist.new_group([0, 1, 2]) for _ in range(2))\ndist.all_reduce(t, group=other if rank == 1 else one)", 3,
         "rank 1 never joined all_reduce #1: it waits in all_reduce #1 in group 2 of ranks 0, 1 and 2.", (1,)),
+    "two groups, one of which has a name": Case(
+        "metrics = dist.new_group([0, 1], group_desc='metrics')\nother = dist.new_group([0, 1])\n"
+        "dist.all_reduce(t, group=other if rank == 1 else metrics)", 2,
+        "rank 0 waits in all_reduce #1 of ranks 0 and 1 (metrics), rank 1 in all_reduce #1 in group 2 of ranks 0 and 1: they wait "
+        "for each other.", ()),
+    "two groups wait for each other": Case(
+        "first, second = dist.new_group([0, 1]), dist.new_group([0, 1])\n"
+        "dist.all_reduce(t, group=second if rank == 1 else first)", 2,
+        "rank 0 waits in all_reduce #1, rank 1 in all_reduce #1 in group 2 of ranks 0 and 1: they wait for "
+        "each other.", ()),
+    "a dimension of a mesh": Case(
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        "tp = init_device_mesh('cpu', (2, 2), mesh_dim_names=('dp', 'tp')).get_group('tp')\ndist.all_reduce(t, group=tp)\n"
+        "if rank != 3:  # HERE\n    dist.all_reduce(t, group=tp)\ndist.barrier()", 4,
+        "rank 3 never joined all_reduce #2 of ranks 2 and 3 (tp): it waits in barrier #1.", (3,),
+        "Rank 2 took the branch at line {line} (if rank != 3); rank 3 did not."),
     "another tag": Case(
         "dist.send(t, 1, tag=2) if rank == 0 else dist.recv(t, 0, tag=3)", 2,
         "rank 0 waits to send to rank 1; rank 1 waits to receive from rank 0.", (),

@@ -37,6 +37,7 @@ SILENT_SECONDS = 30.0  # Without a word from a supervisor that speaks every seco
 STOPPED_SECONDS = 3.0  # ... or that is seen to be held by a signal.
 GLOO_SAYS = re.compile(r"^\[Gloo\] Rank \d+ is connected to .*\n", re.MULTILINE)  # ... on stdout, in torch 2.8
 MOST_OF_A_TURN = 60  # characters that a rank may say of its loop
+MOST_OF_A_NAME = 40  # ... and of a group
 OnOutput = Callable[[int, str, str], None]
 OnNotice = Callable[[str], None]
 
@@ -518,6 +519,7 @@ def _place_events(report: RankReport, events: list[messages.Event], began: float
     ends: dict[int, float] = {}
     failed: set[int] = set()
     sites: dict[int, tuple[tuple[Frame, ...], tuple[str, ...], int]] = {}
+    described: dict[str, str] = {}
     for event in events:
         with contextlib.suppress(OverflowError):
             at = event.time / 1e9 - began
@@ -532,11 +534,13 @@ def _place_events(report: RankReport, events: list[messages.Event], began: float
                     report.marks.append(Mark(report.rank, event.number, event.name, at))
                 case messages.MadeGroup():
                     report.groups.append(Group(event.name, tuple(event.members), Frame.of(event.frame), event.timeout))
+                    described[event.name] = event.described[:MOST_OF_A_NAME]
                 case messages.Begin():
                     known = sites.setdefault(event.site, (_frames(event.callers), tuple(event.via), event.folded))
                     callers, via, folded = known
                     one = _collective(report.rank, event, at)
-                    report.collectives.append(replace(one, callers=callers, via=via, folded=folded))
+                    named = described.get(event.group, "")
+                    report.collectives.append(replace(one, callers=callers, via=via, folded=folded, described=named))
     if ends or failed:
         report.collectives = [
             replace(one, end=ends.get(one.number), failed=one.number in failed) for one in report.collectives

@@ -23,7 +23,7 @@ from .mismatch import (
     say_mismatch,
 )
 from .missed import missed_turn
-from .places import IN_STEP, call, detail, exit_of, groups, in_group, line_in, pending, rows, said_of, what
+from .places import IN_STEP, call, detail, exit_of, groups, in_group, line_in, part_of, pending, rows, said_of, what
 from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic, Waiting
 from .result import Run, latest
 from .skipped import MAY_SKIP, Skip, first_skipped, may_skip, skipped
@@ -333,7 +333,7 @@ def _unlike_others(
             does = [f"{wait([rank])} in {place}" for rank, place in where.items()] if len(absent) > 1 else []
             does = does or [f"it waits in {place}" for place in where.values()] or ["it has finished"]
             return Finding(
-                f"{names(absent)} never joined {said_of(one)} of {names(one.members)}: {'; '.join(does)}.",
+                f"{names(absent)} never joined {said_of(one)}{part_of(one, len(members))}: {'; '.join(does)}.",
                 absent,
                 [SAME_ORDER],
             )
@@ -423,7 +423,7 @@ def _collectives(
         also = ""
         if absent:
             other = next(report for report in waiting if report.rank in absent)
-            also = f" {wait(absent).capitalize()} in {what(other)}."
+            also = f" {wait(absent).capitalize()} in {in_group(other, len(members))}."
         fewer = {one.frame for report in gone for one in report.collectives}
         steps = [SAME_STEPS] if first and first.inside in IN_STEP and first.frame in fewer else []
         most = len(gone) > len(there) + len(absent)
@@ -433,11 +433,11 @@ def _collectives(
             [SAME_ORDER, *(may_skip(first) if first else []), *steps],
             counts=_counts(members),
         )
-    elsewhere = {what(report) for report in waiting if report.rank in absent}
+    elsewhere = {in_group(report, len(members)) for report in waiting if report.rank in absent}
     if absent and len(absent) == len(there) and len(waiting) == 2 * len(absent) and len(elsewhere) == 1:
         other = next(report for report in waiting if report.rank in absent)
         return Finding(
-            f"{who} in {expected}, {names(absent)} in {what(other)}: they wait for each other.",
+            f"{who} in {expected}, {names(absent)} in {in_group(other, len(members))}: they wait for each other.",
             [*absent, *there],  # which of the two sides is wrong, nobody but their author knows
             [SAME_ORDER],
         )

@@ -108,6 +108,7 @@ class MadeGroup(msgspec.Struct, tag_field="event", tag="group"):
     frame: Place
     time: int
     timeout: float | None = None
+    described: str = ""
 
 
 class IsRank(msgspec.Struct, tag_field="event", tag="rank"):

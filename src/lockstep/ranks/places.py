@@ -91,14 +91,18 @@ def in_group(report: RankReport, world_size: int) -> str:
         return what(report)
     alike = [*dict.fromkeys(one.name for one in report.groups if {*one.members} == {*operation.members})]
     part, nth = len(operation.members) < world_size, alike.index(operation.group) if operation.group in alike else 0
+    if operation.described and len(alike) > 1:
+        return f"{what(report)} of {names(operation.members)} ({operation.described})"
     if len(alike) > 1 and (part or nth):
         return f"{what(report)} in group {nth + 1} of {names(operation.members)}"
     return what(report) + part_of(operation, world_size)
 
 
 def part_of(operation: Collective, world_size: int) -> str:
-    """` of ranks 0 and 1`, if its group isn't the world."""
-    return f" of {names(operation.members)}" if 1 < len(operation.members) < world_size else ""
+    """` of ranks 0 and 1 (tp)`, if its group isn't the world, with what the program calls it."""
+    if not 1 < len(operation.members) < world_size:
+        return ""
+    return f" of {names(operation.members)}" + (f" ({operation.described})" if operation.described else "")
 
 
 def said_of(operation: Collective, doing: str = "") -> str:

@@ -857,7 +857,9 @@ def _keep_groups(recorder: Recorder) -> None:
             members = [int(rank) for rank in members]
             if members and 0 < timeout <= SHORT_SECONDS:  # the default group has none
                 recorder.short_groups[name] = timeout
-            recorder.send(messages.MadeGroup(name, members, place, time.monotonic_ns(), timeout or None))
+            described = str(given.get("group_desc") or "").removeprefix("mesh_")
+            described = "" if described in ("undefined", "default_pg") else described
+            recorder.send(messages.MadeGroup(name, members, place, time.monotonic_ns(), timeout or None, described))
         with processes.threads_named(processes.POLLERS[0]):
             made = make(*args, **kwargs)
         recorder.groups.append(made)

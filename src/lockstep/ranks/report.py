@@ -165,7 +165,7 @@ class Collective:
     `callers` called `frame`'s function, the nearest first; `folded` frames lie between `frame` and the call, of the
     libraries `via`.
     `turn` is the variable of the loop around the call, and what it was, if that is a number or a text. `failed`: it has
-    raised an error, which the code may have caught.
+    raised an error, which the code may have caught. `described` is the group's `group_desc`, for a mesh the dimension.
     """
 
     rank: int
@@ -189,6 +189,7 @@ class Collective:
     folded: int = 0
     turn: tuple[str, str] | None = None
     failed: bool = False
+    described: str = ""
 
     @property
     def named(self) -> int | None:
