@@ -162,3 +162,40 @@ dist.all_reduce(torch.ones(1))
     assert run.main(["-n", "2", "--json", str(script)]) == 1
     cause = only(capsys.readouterr().out)["cause"]
     assert any("time limit" in note for note in cause["notes"]), cause
+
+
+CAUGHT = """
+import datetime, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+short = dist.new_group(timeout=datetime.timedelta(seconds={limit}))
+if dist.get_rank() == 0:
+    try: dist.all_reduce(torch.ones(1), group=short)
+    except RuntimeError: pass
+    {then}
+elif dist.get_rank() == 1:
+    time.sleep(2)
+    {second}
+else:
+    time.sleep(4)
+dist.all_reduce(torch.ones(1), group=short)
+"""
+
+
+@pytest.mark.parametrize("then", ["raise SystemExit", "dist.barrier()"])
+def test_a_peer_that_has_caught_its_timeout_is_named(
+    script: Path, capsys: pytest.CaptureFixture[str], then: str
+) -> None:
+    """Whether it has ended since, or waits elsewhere: the other rank's error speaks only of a closed connection."""
+    script.write_text(CAUGHT.format(limit=1, then=then, second="pass"))
+    assert run.main(["-n", "2", "--json", str(script)]) == 1
+    cause = only(capsys.readouterr().out)["cause"]
+    said = f"rank 0 caught the error of its all_reduce #1; all_reduce #1 of rank 1 at {script.name}:14 then found"
+    assert cause["headline"].startswith(said), cause
+    assert cause["at"] == [str(script), 6] and any("time limit" in note for note in cause["notes"]), cause
+
+
+def test_a_peer_that_has_caught_an_echo_is_no_cause(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text(CAUGHT.format(limit=50, then="time.sleep(9)", second="import os; os._exit(0)"))
+    assert run.main(["-n", "3", "--json", str(script)]) == 1
+    headline = only(capsys.readouterr().out)["cause"]["headline"]
+    assert headline.startswith("rank 1 left by os._exit"), headline

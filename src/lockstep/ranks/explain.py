@@ -28,7 +28,7 @@ from .mismatch import (
     mismatch_rows,
 )
 from .missed import missed_turn
-from .places import IN_DDP, STOOD, call, dumped, is_users, line_in, pending, place, rows, said_of, what
+from .places import IN_DDP, STOOD, call, dumped, is_users, line_in, part_of, pending, place, rows, said_of, what
 from .report import OWN_CODE, Cause, Error, Frame, Kind, Outcome, RankReport, RunEnd, Topic, Why
 from .result import Run, latest
 from .skipped import skipped
@@ -54,6 +54,9 @@ FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 RAN = "kept running"
 MOST_FATES = 3
 MOST_CODE = 40
+CLOSED = (
+    "When a call runs into its time limit, gloo closes the group's connections: no further call of the group works."
+)
 HELP = (
     (r"EOF when reading a line", "A rank has no keyboard: input() finds nothing to read."),
     (r"EADDRINUSE|Address already in use",
@@ -68,8 +71,7 @@ HELP = (
     (r"initialize the default process group twice",
      "This process already has a group. Call destroy_process_group() before you call init_process_group again."),
     (r"Application timeout caused pair closure",
-     "Before, a call had run into its time limit, and the error was caught. gloo has closed its connections then: no further "
-     "call of this group works."),
+     f"An earlier call had run into its time limit, and the error was caught. {CLOSED}"),
     (r"before the current process has finished its bootstrapping phase",
      'Each spawned process imports this file again. Start processes only below `if __name__ == "__main__":`.'),
 )  # fmt: skip
@@ -99,6 +101,9 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
     causes = sorted((report for report in bad if report not in echoes), key=lambda report: report.ended)
     if not causes:
         quiet = [report for report in run.ranks if report.outcome in (Outcome.EXITED, Outcome.RETURNED)]
+        caught = _caught_before(run, echoes)
+        if caught and all(report.rank in caught.ranks for report in quiet):
+            return caught
         if quiet:
             return _left_early(run, quiet, echoes)
         causes, echoes = sorted(echoes, key=lambda report: report.ended), []
@@ -380,6 +385,24 @@ def _exited(report: RankReport) -> Cause:
         topic=Topic.FAILURES,
         error=caught,
     )
+
+
+def _caught_before(run: Run, echoes: Sequence[RankReport]) -> Cause | None:
+    """A call of another rank failed, its error was caught, and the next call of the group found no connection."""
+    fine = [one for other in run.ranks if other not in echoes for one in other.collectives if one.failed]
+    for report in sorted(echoes, key=lambda report: report.ended):
+        last = report.last_collective
+        failed = next((one for one in fine if last and one.group == last.group), None)
+        if failed and last and report.error:
+            said = (
+                f"rank {failed.rank} caught the error of its {said_of(failed)}{part_of(failed, len(run.ranks))}; "
+                f"{said_of(last)} of rank {report.rank}{at(last.frame)} then found the group's connections closed."
+            )
+            ranks = failed.rank, report.rank
+            return Cause(
+                Kind.RAISED, said, ranks, failed.frame, notes=(CLOSED,), topic=Topic.FAILURES, error=report.error
+            )
+    return None
 
 
 def _left_early(run: Run, quiet: Sequence[RankReport], echoes: Sequence[RankReport]) -> Cause:
