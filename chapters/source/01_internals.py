@@ -26,13 +26,15 @@ timeline(run)
 # %% [markdown]
 # The picture shows two training steps. Each row is a **rank**: one process with its own copy of the model and its own
 # batch. A rank runs **forward**, then **backward**. A green bar is an **all-reduce**, which adds up the gradients of
-# all ranks. Where the green bar is solid, the rank only waits, and its own bar is hatched.
+# all ranks. Where a green bar is pale, the rank still computes. Where it is solid, the rank only waits, and the bar
+# above is hatched.
 #
-# The rank that launches an all-reduce last has the shortest green bar. The others' bars are longer because they wait.
+# The last rank to launch an all-reduce has the shortest green bar. The others launched it earlier and wait for that
+# rank.
 #
 # PyTorch collects gradients in **buckets** and sends each bucket with one all-reduce. Step 0 has one bucket, launched
-# after the last gradient. Step 1 has two buckets, the first launched while backward is still running. The purple
-# messages, from rank 0, say which gradient goes into which bucket.
+# after the last gradient. Step 1 has two buckets, the first launched while backward is still running. With the purple
+# messages, rank 0 tells the others which gradient goes into which bucket.
 #
 # What does PyTorch know in step 1 that it didn't know in step 0? "DDP's buckets" answers this. Here is the program:
 
@@ -207,8 +209,8 @@ dist.send(mine, (rank + 1) % size)
 dist.recv(from_left, (rank - 1) % size)
 
 # %% [markdown]
-# Every rank sends, so no rank receives. With NCCL, start a send and a receive together: pass both, as a list of
-# `dist.P2POp`s, to `dist.batch_isend_irecv`.
+# Every rank waits in `send`, so none reaches `recv`. With NCCL, start a send and a receive together: pass both, as a
+# list of `dist.P2POp`s, to `dist.batch_isend_irecv`.
 #
 # ### async_op: start now, wait later
 #
@@ -242,9 +244,9 @@ quiz("01_internals/collectives")
 # %% [markdown]
 # ## The mean
 #
-# The ranks' weights stay equal if they start equal and every rank applies the same gradient, so DDP uses the mean of
-# all gradients. With a mean loss and equal batch sizes, this mean usually equals the gradient of one large batch. The
-# simplest way to compute it: **after backward, one all-reduce for each parameter.**
+# The ranks' weights stay equal if they start equal and every rank applies the same gradient. DDP gives every rank the
+# mean of all ranks' gradients. With a mean loss and equal batch sizes, this mean usually equals the gradient of one
+# large batch. The simplest way to compute it: **after backward, one all-reduce for each parameter.**
 #
 # The network has 12 layers, each with 256 × 256 weights and 256 biases; every number takes 4 bytes. **Predict** for
 # one rank and one step: how many all-reduces, how many bytes in total, and how many all-reduces launched **early**,
@@ -508,8 +510,8 @@ quiz("01_internals/cost")
 # %% [markdown]
 # ## Hooks and buckets
 #
-# Your 24 all-reduces start after backward, but most gradients are ready long before. A **hook** is a function that
-# PyTorch calls at a certain moment, here when a gradient is ready:
+# In "The mean", all 24 all-reduces start after backward, but most gradients are ready long before. A **hook** is a
+# function that PyTorch calls at a certain moment, here when a gradient is ready:
 
 # %%
 import torch
@@ -526,8 +528,8 @@ print("backward returns")
 # %% [markdown]
 # ### An all-reduce in each hook
 #
-# Move the two lines of `average` into a hook. **Predict** the three numbers again. Will backward take longer? (`mark`
-# adds a line to a rank's record; `story` prints the record.)
+# The next cell moves the two lines of `average` into a hook. **Predict** the three numbers again. Will backward take
+# longer? (`mark` adds a line to a rank's record; `story` prints the record.)
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -562,8 +564,8 @@ timeline(in_hooks)
 #
 # ### Launch in the hook, wait after backward
 #
-# Launch with `async_op` in the hook, and wait for all handles after backward. **Predict** where "the sum is there"
-# moves in the record.
+# Now each hook only launches its all-reduce, with `async_op`. The rank waits for all handles after backward.
+# **Predict** where "the sum is there" moves in the record.
 
 # %%
 # %%ranks 2 --timeline --into with_handles
@@ -598,8 +600,8 @@ timeline(with_handles)
 #
 # ### One flat buffer
 #
-# To pay the latency only once, copy all gradients into one flat tensor and all-reduce that. **Predict** the three
-# numbers.
+# To pay the latency only once, the next cell copies all gradients into one flat tensor and all-reduces that.
+# **Predict** the three numbers.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -626,8 +628,8 @@ measured(one_flat, predicted)
 timeline(one_flat)
 
 # %% [markdown]
-# But a single message can't overlap with backward. Buckets are the compromise: a few flat buffers, each launched when
-# the last of *its* gradients is ready.
+# But a single message can't overlap with backward, because it contains the last gradient. Buckets are the compromise:
+# a few flat buffers, each launched when the last of *its* gradients is ready.
 #
 # ### DDP's buckets
 #
@@ -758,13 +760,13 @@ pictures.save_trace("trace.json")  # for a closer look in ui.perfetto.dev or chr
 pictures
 
 # %% [markdown]
-# **The last bucket is launched after the last gradient**, when backward has nothing left to compute. It only waits
+# **The last bucket is launched after the last gradient**, when backward has nothing left to compute and only waits
 # (hatched). So the last bucket is always exposed: with six buckets, five can be hidden; with one, none.
 #
-# The two ranks together send each bucket twice. At 1 Gbit/s, that takes 51 ms for the only bucket of
-# `bucket_cap_mb=25`, 34 ms for the second of the default, and 8 ms for the last of six. The slower rank waits about
-# that long. The faster rank also waits for the slower. (If your link is not slow, all ranks wait only briefly, and
-# chance decides which step is the shortest.)
+# Each of the two ranks sends every bucket once, so the shared link carries it twice. At 1 Gbit/s, that takes 51 ms for
+# the only bucket of `bucket_cap_mb=25`, 34 ms for the second of the default, and 8 ms for the last of six. The slower
+# rank waits about that long. The faster rank waits longer, because it also waits for the slower one. (If your link is
+# not slow, all ranks wait only briefly, and chance decides which step is the shortest.)
 #
 # ### How much time overlap saves
 #
@@ -843,11 +845,12 @@ stacked(parts, unit="ms", title="Milliseconds per step, the fastest of three", t
 # Without communication, a step takes 12 × 20 ms and a little more. Without overlap, the simulated network adds 318 ms
 # for 24 messages, 134 ms for one flat buffer.
 #
-# With handles, sending starts when the first gradient is ready, after 20 ms, so of 318 ms at least 98 are exposed.
-# Buckets do best: only the last is exposed, for 92 ms with two buckets, 29 ms with six.
+# With handles, sending starts when the first gradient is ready, after 20 ms. The other 220 ms of backward can hide as
+# much communication, so at least 98 of the 318 ms are exposed. Buckets do best: only the last is exposed, for 92 ms
+# with two buckets, 29 ms with six.
 #
-# Your times are longer, because each message is also a real all-reduce and wakes a thread: 24 messages add two or
-# three ms each.
+# The measured times are longer, because each message is also a real all-reduce and wakes a thread. With 24 messages,
+# that adds two or three ms each.
 #
 # ### One order on all ranks
 #
@@ -929,7 +932,7 @@ story(run)
 
 # %% [markdown]
 # - **Construction**: the ranks compare the number and shapes of their parameters (8 and 80 bytes). Rank 0 then sends
-#   its parameters and running statistics (260 + 40 bytes), and a counter of batches (8 bytes).
+#   its parameters and running statistics (260 + 40 bytes), and BatchNorm's counter of batches (8 bytes).
 # - **Each forward**: rank 0's buffers replace the other ranks' (40 and 8 bytes). The 20 and 4 bytes in step 1 describe
 #   the rebuilt buckets.
 # - **Each backward**: an all-reduce averages the 65 gradients.
@@ -962,8 +965,8 @@ print("second:", ddp.module.weight.grad.item())
 story(accumulated)
 
 # %% [markdown]
-# One all-reduce averages the sums, 11 and 22. The *forward* has to be inside `no_sync()` too, because it prepares the
-# exchange. For the mean of both batches, divide each loss by two.
+# One all-reduce averages the sums, 11 and 22. The *forward* has to be inside `no_sync()` too, because it decides
+# whether the next backward exchanges gradients. For the mean of both batches, divide each loss by two.
 #
 # ### A branch that a rank doesn't use
 #
@@ -992,6 +995,8 @@ for name, parameter in ddp.module.named_parameters():
     print(name, None if parameter.grad is None else parameter.grad.item(), end="  ")
 
 # %% [markdown]
+# Rank 1 has a gradient for `side` too: the mean of rank 0's 1 and its own 0. `idle` has none on either rank.
+#
 # ### The names in a checkpoint
 #
 # The wrapper holds your model as `module`, so every name in its `state_dict` starts with `module.`. Save the model's
@@ -1040,8 +1045,8 @@ contract("mini_ddp", "MiniDDP")
 # %check mini_ddp
 
 # %% [markdown]
-# After each stage from 2 on, **predict** and run the next cells. They draw your class's step below that of PyTorch's
-# DDP.
+# After each stage from 2 on, **predict** the three numbers and run the next cells. They draw a step of your class
+# below a step of PyTorch's DDP.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -1083,8 +1088,9 @@ quiz("01_internals/built")
 # %% [markdown]
 # ## BatchNorm and buffers
 #
-# BatchNorm normalizes with the mean and variance of *this rank's* batch, and keeps running averages of both in buffers.
-# Do the ranks drift apart? Train on very different data, on two simulated **nodes**, the machines of a cluster:
+# BatchNorm normalizes with the mean and variance of *this rank's* batch, and keeps running averages of both in
+# buffers. Do the ranks drift apart? Below, they train on very different data, on two simulated **nodes**, the machines
+# of a cluster:
 
 # %%
 # %%ranks 2 --nodes 2 --into run
@@ -1151,7 +1157,8 @@ print(convert_then_move[1], move_then_convert[1], sep="\n")
 DDP(convert(Sequential(Linear(4, 4), BatchNorm1d(4))))  # BUG: it runs on GPUs only
 
 # %% [markdown]
-# Is `SyncBatchNorm` worth its price? It depends on how far a batch's mean is from the data's mean:
+# Is `SyncBatchNorm` worth its price? That depends on how far the mean of one rank's batch is from the mean of all
+# data:
 
 # %%
 torch.manual_seed(0)
@@ -1237,7 +1244,7 @@ for name, seed in (("same seed", 0), ("own seed", dist.get_rank())):
     print(f"{name}:", *dropout(torch.ones(8)).int().tolist(), end="  ")
 
 # %% [markdown]
-# Then all ranks drop the same units. Give each rank its own seed.
+# With the same seed, all ranks drop the same units. Give each rank its own seed.
 
 # %%
 quiz("01_internals/buffers")
@@ -1465,7 +1472,7 @@ print(*[line.strip() for line in torch.nn.DataParallel.__doc__.splitlines() if "
 # | several nodes | no | yes |
 # | memory of GPU 0 | more than the others | like the others, if each rank calls `torch.cuda.set_device` first |
 #
-# DDP's advantage in speed depends on model, machine and batch: measure it (chapter 4).
+# How much faster DDP is depends on the model, the machine and the batch: measure it (chapter 4).
 
 # %%
 quiz("01_internals/dp_or_ddp")
@@ -1507,9 +1514,9 @@ for name, (parameters, gradients, state, blocks) in run.ranks[0].observations.it
     print(f"{name:<30} parameters {parameters}, gradients {gradients}, Adam {state}, blocks {blocks}")
 
 # %% [markdown]
-# By default, each gradient has its own block, and the bucket is one more. If gradients are views, they all lie in the
-# bucket. So a float32 parameter needs 4 bytes, its gradient 4, Adam's state 8, and the bucket 4 more unless gradients
-# are views. The *activations*, which forward keeps for backward, come on top.
+# By default, each gradient has its own block, and the bucket takes another block on top. If gradients are views, they
+# all lie in the bucket. So a float32 parameter needs 4 bytes, its gradient 4, Adam's state 8, and the bucket 4 more
+# unless gradients are views. The *activations*, which forward keeps for backward, come on top.
 #
 # More ranks don't shrink any of this: DDP makes training *faster*; it doesn't make a model *fit*. *FSDP* (fully sharded
 # data parallel) cuts parameters, gradients and optimizer state into N parts (chapter 6).

@@ -116,7 +116,7 @@ print(f"RANK {rank} is LOCAL_RANK {local_rank} on node {node}")
 
 # %% [markdown]
 # Rank 2 is the first process on the second node, so it uses GPU 0 there. `torch.device("cuda", rank)` would ask for
-# GPU 2.
+# GPU 2, which that node may not have.
 
 # %%
 quiz("02_setup/local_rank")
@@ -201,7 +201,8 @@ os.environ["MASTER_PORT"] = "12355"  # BUG: torchrun's store is at another port
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# Nothing listens at port 12355: `TORCHELASTIC_USE_AGENT_STORE` tells rank 0 that the launcher runs the store.
+# Nothing listens at port 12355. Rank 0 doesn't start a store there, because `TORCHELASTIC_USE_AGENT_STORE` says that
+# the launcher runs it.
 
 # %%
 quiz("02_setup/environment")
@@ -210,7 +211,7 @@ quiz("02_setup/environment")
 # ## The process group
 #
 # With gloo, `init_process_group` returns when all ranks have joined. They find each other through the store. You can
-# use it yourself:
+# use the store yourself:
 
 # %%
 # %%ranks 3
@@ -317,8 +318,8 @@ for epoch in range(2):
     print(f"epoch {epoch}: loss {total / count:.3f} over {count:.0f} samples, {len(loader)} steps")
 
 # %% [markdown]
-# These are four separate training runs. A process group alone synchronizes nothing: the ranks still have to divide the
-# data, and DDP has to average the gradients.
+# Each rank trains on all 1500 samples: these are four separate training runs. A process group alone synchronizes
+# nothing. The ranks still have to divide the data, and DDP has to average the gradients.
 #
 # ## Backends and devices
 #
@@ -340,8 +341,8 @@ import torch.distributed as dist
 dist.init_process_group("nccl")
 
 # %% [markdown]
-# With nccl, two ranks of one group on the same GPU are an error. So `device.py` chooses nccl only if this node has a
-# GPU for each of its ranks:
+# nccl refuses two ranks of one group on the same GPU. So `device.py` chooses nccl only if this node has a GPU for each
+# of its ranks:
 
 # %%
 print(Path("device.py").read_text())
@@ -388,7 +389,8 @@ quiz("02_setup/device_of")
 # *Medium, 15 minutes.* Open [`exercises/setup_ddp.py`](../exercises/setup_ddp.py).
 #
 # You write two functions that the next exercises use. `setup_ddp` chooses device and backend and joins the group. If
-# `LOCAL_WORLD_SIZE` isn't set, assume that all ranks run on this node. Unlike `device.py`, let ranks share GPUs.
+# `LOCAL_WORLD_SIZE` isn't set, assume that all ranks run on this node. If there are fewer GPUs than ranks, `device.py`
+# falls back to the CPU; your function lets ranks share GPUs.
 #
 # `cleanup_ddp` leaves the group with `dist.destroy_process_group()`, which raises an error if there is no group. Ask
 # `dist.is_initialized()` first.
@@ -437,8 +439,8 @@ print("drop_last: ", deal(10, 4, shuffle=False, drop_last=True))
 print("3 samples: ", deal(3, 4, shuffle=False), deal(3, 4, shuffle=False, drop_last=True))
 
 # %% [markdown]
-# 1000 samples divide evenly among 4 ranks. The *loader* has a `drop_last` too, which discards a rank's last batch if
-# it is short:
+# With 3 samples for 4 ranks, `drop_last=True` leaves every rank without samples. 1000 samples divide evenly among 4
+# ranks. The *loader* has a `drop_last` too, which discards a rank's last batch if it is short:
 
 # %%
 from torch.utils.data import DataLoader
@@ -772,8 +774,8 @@ print(f"all {total / count:.2f} over {count:.0f}   mean of means {means / 4:.2f}
 torch.testing.assert_close(total / count, cross_entropy(model(x), y).detach())
 
 # %% [markdown]
-# Rank 0 saw only zeros. The mean of the four means is wrong too: it gives 10 samples the weight of 267. So **reduce
-# the sum and the count, and divide at the end.**
+# Rank 0 saw only zeros. The mean of the four means is wrong too: it gives 10 samples the same weight as 267. So
+# **reduce the sum and the count, and divide at the end.**
 #
 # Don't evaluate with `DistributedSampler`: it pads, so some samples count twice. Instead, let rank r of N take
 # samples r, r + N, r + 2N and so on:
@@ -812,8 +814,8 @@ if dist.get_rank() == 0:
 dist.barrier()
 
 # %% [markdown]
-# It gets worse if the other ranks' next collective reduces a tensor of the same size, such as a gradient. **Predict**
-# what rank 1 prints:
+# A hang at least reveals the mistake. It is worse if the other ranks' next collective reduces a tensor of the same
+# size, such as a gradient. **Predict** what rank 1 prints:
 
 # %%
 # %%ranks 2 --expect anything
@@ -1108,9 +1110,9 @@ except dist.DistNetworkError as error:
 # The parent keeps its store open, so no other program can take the port. `TORCHELASTIC_USE_AGENT_STORE` tells rank 0
 # to use that store. In `work`, you can call your `setup_ddp` instead of `init_process_group`.
 #
-# **If one rank raises an error, `mp.spawn` ends the others.** The parent's exception contains that rank's traceback.
-# (For a rank that is killed, `mp.spawn` raises `ProcessExitedException`, without a traceback.) Here rank 0 sleeps
-# for ten minutes, but the parent doesn't wait for it:
+# **If one rank raises an error, `mp.spawn` ends the others** and raises an exception that contains the rank's
+# traceback. (For a rank that is killed, `mp.spawn` raises `ProcessExitedException`, without a traceback.) Here rank 0
+# sleeps for ten minutes, but the parent doesn't wait for it:
 
 # %%
 # %%writefile spawn_error.py
@@ -1210,8 +1212,8 @@ finally:
 print(*sorted("".join(said).splitlines()), sep="\n")
 
 # %% [markdown]
-# If you need the node's number, for example to name a log, read `GROUP_RANK`. If a GPU has no rank, dividing `RANK`
-# by the number of GPUs gives the wrong node:
+# If you need the node's number, for example to name a log, read `GROUP_RANK`. Don't divide `RANK` by the number of
+# GPUs: if some GPUs have no rank, that gives the wrong node:
 
 # %%
 # %%ranks 4 --nodes 2
