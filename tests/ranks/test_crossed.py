@@ -109,6 +109,24 @@ for name in sorted(model, reverse=rank != 1):
 for name, value in {0: {"loss": loss, "count": count}, 1: {"count": count, "loss": loss}}[rank % 2].items():
     dist.all_reduce(value)
 """,
+    "of a dictionary that one arm of a choice makes": """
+stats = {"loss": loss, "count": count} if rank != 1 else {"count": count, "loss": loss}
+for name, value in stats.items():
+    dist.all_reduce(value)
+""",
+    "of a dictionary that each arm of a branch makes": """
+if rank != 1:
+    stats = {"loss": loss, "count": count}
+else:
+    stats = {"count": count, "loss": loss}
+for name in stats:
+    dist.all_reduce(stats[name])
+""",
+    "of three entries": """
+stats = {"loss": loss, "half": loss / 2, "count": count}
+for name in sorted(stats, reverse=rank != 1):
+    dist.all_reduce(stats[name])
+""",
     "of parameters that are registered in another order": """
 net = torch.nn.Module()
 for part in sorted(("loss", "count"), reverse=rank != 1):
@@ -229,6 +247,17 @@ box = {"mine": loss, "theirs": loss}
 box["mine" if rank == 0 else "theirs"] = count
 for which in ["mine", "theirs"] if rank == 0 else ["theirs", "mine"]:
     dist.all_reduce(box[which])
+""",
+    "a dictionary that has another tensor under the same name on each rank": """
+a, b = torch.zeros(1), torch.zeros(1)
+box = {"mine": a, "theirs": b} if rank == 0 else {"theirs": a, "mine": b}
+for which in box:
+    dist.all_reduce(box[which])
+""",
+    "files in another order, three of them": """
+for name in sorted(["one", "other", "third"], reverse=rank == 1):
+    total = torch.ones(1) * len(name)
+    dist.all_reduce(total)
 """,
     "roles from a function that gets the rank": ROLES.format("roles(rank, a, b)"),
     "roles from a function that asks for the rank": ROLES.format("roles(dist, a, b)"),

@@ -23,6 +23,7 @@ from .report import Collective, Frame, RankReport
 from .words import names
 
 MOST_PAIRS = 1000  # Different ones that are looked up in the source
+MOST_TURNS = 1000  # Of a loop, in which a rank's call is looked for that another rank made first
 INPUT = {
     "all_reduce": 0, "all_gather": 1, "all_gather_into_tensor": 1, "reduce_scatter": 1, "reduce_scatter_tensor": 1,
     "all_to_all": 1, "all_to_all_single": 1,
@@ -69,9 +70,11 @@ class Crossed:
         x, y = self.words.brought
         first, then = (call.title for call in self.calls[min(self.calls)])
         mine, theirs = names(self.side), names(self.others)
+        swapped = len({pair[1].group_number for pair in self.calls.values()}) == 1
         return (
             f"{mine} called {self.words.calls}, {theirs} in the opposite order. So {first} combined {x} of {mine} with {y} of "
-            f"{theirs}, and {then} the other way round. No rank failed, but unless this is meant, both results are wrong."
+            f"{theirs}{f', and {then} the other way round' if swapped else ''}. No rank failed, but unless this is meant, "
+            f"{'both' if swapped else 'the'} results are wrong."
         )
 
     def why(self, size: int) -> str:
@@ -109,9 +112,10 @@ class _Search:
             }
             shape: object = tuple(made.values())
             if len({*made.values()}) == 1:
-                made = {rank: (x.turn, y.turn) for rank, (x, y) in pairs.items()}
-                if not {*made.values()} == {made[ranks[0]], made[ranks[0]][::-1]} != {made[ranks[0]]}:
+                pairs = self._in_another_turn({rank: group[rank] for rank in ranks}, number)
+                if not pairs:
                     continue
+                made = {rank: (x.turn, y.turn) for rank, (x, y) in pairs.items()}
             if shape in self._known or len({signature(call) for pair in pairs.values() for call in pair}) > 1:
                 continue
             if len(self._known) == MOST_PAIRS:
@@ -122,6 +126,20 @@ class _Search:
             if others and (words := self._words_of(pairs[ranks[0]], others.values())):
                 yield Crossed(pairs, side, words)
                 return
+
+    def _in_another_turn(self, group: Mapping[int, Mapping[int, Collective]], number: int) -> dict[int, Pair]:
+        """Of each rank its call of this number, in a loop, and the later one of the loop that has the others' turn."""
+        turns = {rank: calls[number].turn for rank, calls in group.items()}
+        pairs: dict[int, Pair] = {}
+        if len({*turns.values()}) == 2:
+            for rank, calls in group.items():
+                first, (sought,) = calls[number], {*turns.values()} - {turns[rank]}
+                later = (calls[after] for after in range(number + 1, number + MOST_TURNS) if after in calls)
+                found = next((call for call in later if call.turn == sought or call.chain != first.chain), first)
+                if found.turn != sought or found.chain != first.chain:
+                    return {}
+                pairs[rank] = first, found
+        return pairs
 
     def _site(self, call: Collective) -> int:
         """The same for calls of one line with the same callers."""

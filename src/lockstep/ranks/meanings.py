@@ -7,7 +7,7 @@ and mean to be. Only a plain name counts whose every assignment can't choose by 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from .rank_values import DEEPEST, EQUAL_ON_ALL, RANKS, Assigned, Function, Scope, called_name
 
@@ -157,20 +157,33 @@ def _is_table(table: ast.expr, scope: Scope, called: Collection[str]) -> bool:
             return False
         if given := scope.given(table.id):
             return _is_table(*given, called)
-        found = scope.assigned(table.id)
-        home, _ = next(_homes(table.id, scope), (None, []))
-        if home is None or len(found) != 1 or found[0].part or not _is_only_read(table.id, home, called):
+        home, found = next(_homes(table.id, scope), (scope.source.tree, []))
+        if not found or any(one.part for one in found) or len(found) < scope.source.stores(home)[table.id]:
             return False
-        value = found[0].value
-        if isinstance(value, ast.DictComp):
-            return _same(value.value, scope.deeper())
-        return isinstance(value, ast.Dict) and _is_table(value, scope.deeper(), called)
-    if isinstance(table, ast.Subscript):
-        return isinstance(table.value, ast.Dict) and _is_table(table.value, scope, called)
-    if not isinstance(table, ast.Dict):
-        return False
+        if not _is_only_read(table.id, home, called):
+            return False
+        values = [one.value for one in found]
+        if len(values) == 1 and isinstance(values[0], ast.DictComp):
+            return _same(values[0].value, scope.deeper())
+        return _are_tables(values, scope.deeper())
+    return _are_tables([table], scope)
+
+
+def _are_tables(given: Sequence[ast.expr], scope: Scope) -> bool:
+    """Whether these are dictionaries, or choices among some, of which no two have another thing under the same name."""
+    tables: list[ast.expr] = []
+    for table in given:
+        match table:
+            case ast.Subscript(value=ast.Dict() as choice):
+                tables.append(choice)
+            case ast.IfExp(body=ast.Dict() as one, orelse=ast.Dict() as other):
+                tables += one, other
+            case ast.Dict():
+                tables.append(table)
+            case _:
+                return False
     entries: dict[str, str] = {}
-    for one in (part for part in ast.walk(table) if isinstance(part, ast.Dict)):
+    for one in (part for table in tables for part in ast.walk(table) if isinstance(part, ast.Dict)):
         for key, value in zip(one.keys, one.values, strict=True):
             text = ast.unparse(value)
             if key is None or entries.setdefault(ast.unparse(key), text) != text:
