@@ -68,9 +68,9 @@ main()
 # %% [markdown]
 # ### 1. Make it small
 #
-# Keep cutting your own job down while it still fails: fewer steps, random tensors instead of the loader's batches,
-# one layer instead of the model, fewer ranks. `./lockstep run` takes torchrun's options and explains what goes wrong.
-# The function below calls it in the notebook. Start with one rank:
+# Cut your own job down as long as it still fails: fewer steps, random tensors instead of the loader's batches, one
+# layer instead of the model, fewer ranks. `./lockstep run` takes torchrun's options and explains what goes wrong. The
+# function below calls it in the notebook. Start with one rank:
 
 # %%
 import contextlib, io
@@ -211,8 +211,8 @@ quiz("03_debugging/one_rank")
 # %% [markdown]
 # ## Reading failures
 #
-# Rank 2 reads a bad record, raises an exception and exits. The other ranks lose their connections to it, and raise
-# errors too. Which errors does Lockstep print?
+# Rank 2 reads a bad record, raises an exception and exits. When a process exits, the other ranks lose their
+# connections to it, and raise errors too. Which errors does Lockstep print?
 
 # %%
 # %%ranks 4 --expect raised
@@ -225,8 +225,9 @@ t = torch.tensor(record)
 dist.all_reduce(t)
 
 # %% [markdown]
-# Lockstep prints the **root cause** and leaves out its **echoes**, the errors that follow from it on other ranks.
-# torchrun prints both, and may mistake an echo for the cause. In the next job, rank 1 has a bad record:
+# Lockstep prints the **root cause** and says where the other ranks waited. It leaves out **echoes**, the errors that
+# follow from the root cause on other ranks. torchrun prints both, and may mistake an echo for the cause. In the next
+# job, rank 1 has a bad record:
 
 # %%
 # %%writefile bad_record.py
@@ -358,7 +359,7 @@ else:
 # %% [markdown]
 # ![Ranks 0 and 1 take one branch and wait in all_reduce; rank 2 takes the other and waits in barrier](pictures/hang.svg)
 #
-# Lockstep read the stack of every rank. You can, too.
+# Lockstep found this by reading every rank's stack. You can read the stacks yourself.
 #
 # ### A stack of every rank
 #
@@ -670,7 +671,6 @@ dist.all_reduce(t)
 print("the sum is", t)
 
 # %% [markdown]
-#
 # Rank 0 finishes, rank 1 hangs. If both tensors have the same size, **no rank waits at all.** Below, one rank swaps
 # two tensors, and the job continues with wrong sums, despite `DETAIL`.
 
@@ -877,7 +877,7 @@ for number in range(20):
 print("parameters", verdict(model))
 
 # %% [markdown]
-# It reports no drift, because the parameters are equal.
+# It reports no drift, because the parameters are equal. It only mentions the running statistics.
 
 # %%
 quiz("03_debugging/equal_replicas")
@@ -910,7 +910,7 @@ contract("find_divergence")
 #
 # ## Devices
 #
-# So far, the ranks disagreed with each other. A single rank can also disagree with itself: with several devices, a
+# So far, the ranks disagreed with each other. Tensors can also disagree within one rank: with several devices, a
 # tensor easily ends up on the wrong one. torch's error doesn't name that tensor: at best it names an argument of
 # torch's own function, such as `mat1`. Below, the device `meta`, whose tensors have no values, stands in for a GPU.
 # Which of the three calls fail?
@@ -932,7 +932,8 @@ attempt("plain loss, not moved", plain, logits, target)
 attempt("weighted loss, not moved", weighted, logits, target)
 
 # %% [markdown]
-# Only a loss that holds a tensor has to be moved.
+# Two fail. Move the target, and any loss that holds a tensor, such as class weights, to the device of the logits. A
+# plain loss holds none, so it works unmoved.
 #
 # `.to(device)` moves the parameters and registered buffers of a module and its children. A tensor in a plain attribute
 # or a list stays where it is:
@@ -963,6 +964,10 @@ forgotten = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
 half = nn.Sequential(nn.Linear(3, 3, device="meta"), nn.Linear(3, 3))
 print("never moved:", diagnose(forgotten))  # BUG: all on one device, but on the wrong one
 print("half moved: ", verify_device(half, "meta"))
+
+# %% [markdown]
+# Neither does. `diagnose` doesn't know which device you want, and `verify_device` looks at one parameter only. Compare
+# every tensor with the device that you want.
 
 # %%
 quiz("03_debugging/what_moves")
@@ -1012,7 +1017,7 @@ print(job.stdout)
 
 # %% [markdown]
 # **The interface is missing or wrong.** gloo uses the address that the node's hostname resolves to. NCCL prefers
-# InfiniBand, a fast network for clusters (interfaces named `ib…`), and avoids the loopback and docker's interfaces.
+# InfiniBand, a fast network for clusters (interfaces named `ib…`), and avoids the loopback interface and Docker's.
 # `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` override these choices. If one rank's interface doesn't exist, that
 # rank fails at once:
 
@@ -1292,8 +1297,8 @@ print("synchronized:", test_gradient_sync(model))
 print("after: ", [f"{p.grad.mean():.3f}" for p in model.parameters()])
 
 # %% [markdown]
-# The check overwrites the gradients *after* backward, when DDP no longer averages them. Instead, gather the gradients
-# and compare them.
+# The gradients were equal ("before"), but the check returns `False`: it overwrites them *after* backward, when DDP no
+# longer averages. Instead, gather the gradients and compare them.
 #
 # **2. How much of a step is communication?** Here a communication hook makes each all-reduce 50 ms longer, so nearly
 # all of the step is communication. What does the measurement say?
@@ -1320,8 +1325,8 @@ print(f"communication: {1 - sum(compute) / sum(total):.0%} of the step")
 assert min(total) > 0.05  # in truth every step waits for the hook
 
 # %% [markdown]
-# The communication happens inside `backward`, so `compute` and `total` both contain it. Instead, compare a step with
-# the same step under `no_sync()` (chapter 4).
+# It says 0 %. The communication happens inside `backward`, so `compute` and `total` both contain it. Instead, compare
+# a step with the same step under `no_sync()` (chapter 4).
 #
 # **3. How much faster are two ranks than one?** A benchmark trains on rank 0 alone, and then on all ranks:
 
@@ -1358,7 +1363,8 @@ for test in (test_nccl, test_communication):
         print(f"{test.__name__}: {error}")
 
 # %% [markdown]
-# Run every check on a correct job *and* on a job with the fault that the check looks for.
+# Both tests raise an error before they test anything. Run every check on a correct job *and* on a job with the fault
+# that the check looks for.
 
 # %%
 quiz("03_debugging/test_the_test")
