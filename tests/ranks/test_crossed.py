@@ -349,6 +349,38 @@ def test_calls_in_opposite_order_are_told(name: str, size: int) -> None:
     assert max(map(len, text.silent_mismatch(run, 70).splitlines())) <= 70
 
 
+SETS = {
+    "of a set": "for name in {'loss', 'count'}:\n    dist.all_reduce(stats[name])",
+    "of keys without some": "for name in stats.keys() - {'half'}:\n    dist.all_reduce(stats[name])",
+    "of a list of a set": "for name in list(set(stats)):\n    dist.all_reduce(stats[name])",
+    "in a function": "def average(stats, frozen):\n    names = set(stats) - frozen\n    for name in names:\n"
+    "        dist.all_reduce(stats[name])\naverage(stats, {'half'})",
+}  # fmt: skip
+ORDERED = {
+    "sorted": "for name in sorted({'loss', 'count'}):\n    dist.all_reduce(stats[name])",
+    "a dictionary": "for name in stats:\n    dist.all_reduce(stats[name])",
+    "numbers": "for name in {0, 1}:\n    dist.all_reduce([loss, count][name])",
+    "the same tensor in each turn": "for name in {'loss', 'count'}:\n    dist.all_reduce(count)",
+    "assigned twice": "names = {'loss'}\nnames = sorted(names)\nfor name in names:\n    dist.all_reduce(stats[name])",
+}
+STATS = PRELUDE + "stats = {'loss': loss, 'half': loss / 2, 'count': count}\n"
+
+
+@pytest.mark.parametrize("name", [*SETS, *ORDERED])
+def test_a_loop_over_a_set_of_strings_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun each rank has its own order; ranks that are forked from one process share one."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    run = ranks.run(ranks.Source(STATS + {**SETS, **ORDERED}[name]), 2)
+    assert run.ok, run.cause
+    said = " ".join(text.silent_mismatch(run).split())
+    if name in ORDERED:
+        assert said == ""
+        return
+    assert said.startswith("MIXED UP under torchrun at cell line") and "Loop over `sorted(" in said, said
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    assert text.silent_mismatch(run) == "", "then each process has the same order"
+
+
 def test_the_two_calls_are_named_by_the_numbers_that_met() -> None:
     said = text.silent_mismatch(ranks.run(ranks.Source(PRELUDE + CROSSED["around a call that all make"]), 2))
     told = " ".join(said.split())

@@ -10,6 +10,7 @@ tensors on every rank.
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -18,7 +19,7 @@ from .branches import branch, scopes, shared, stands
 from .meanings import entry, is_same
 from .mismatch import signature
 from .places import groups
-from .rank_values import Source, TooLong, called_name
+from .rank_values import DEEPEST, Scope, Source, TooLong, called_name
 from .report import Collective, Frame, RankReport
 from .words import names
 
@@ -87,6 +88,35 @@ def first_crossed(members: Sequence[RankReport]) -> Crossed | None:
     search = _Search()
     found = (one for group in groups(members) for one in search.within(group))
     return min(found, key=lambda one: min(call.start for call in one.met.values()), default=None)
+
+
+def over_a_set(members: Sequence[RankReport]) -> tuple[Collective, str, str] | None:
+    """The first call in a loop over a set of texts, the set and the call in the code's words.
+
+    Each process goes through such a set in its own order, but for ranks that are forked from one: these have one hash seed.
+    """
+    search = _Search()
+    sites = {call.chain: call for report in members for call in reversed(report.collectives) if len(call.members) != 1}
+    with contextlib.suppress(RecursionError, TooLong, ValueError):
+        for call in [*sites.values()][:MOST_PAIRS]:
+            if found := search.over_a_set(call):
+                return call, *found
+    return None
+
+
+def _is_set(one: ast.expr, scope: Scope, deep: int = 0) -> bool:
+    match one:
+        case ast.Set() | ast.SetComp() | ast.Call(func=ast.Name(id="set" | "frozenset")):
+            return True
+        case ast.Call(func=ast.Name(id="list" | "tuple"), args=[inner]):
+            return _is_set(inner, scope, deep)
+        case ast.BinOp(left=left, op=ast.Sub() | ast.BitAnd() | ast.BitOr() | ast.BitXor(), right=right):
+            keys = isinstance(left, ast.Call) and isinstance(left.func, ast.Attribute) and left.func.attr == "keys"
+            return keys or _is_set(left, scope, deep) or _is_set(right, scope, deep)
+        case ast.Name(id=name) if deep < DEEPEST and not scope.given(name):
+            found = scope.assigned(name)
+            return bool(found) and all(not one.part and _is_set(one.value, scope, deep + 1) for one in found)
+    return False
 
 
 class _Search:
@@ -191,21 +221,37 @@ class _Search:
 
     def _in_turns(self, calls: Sequence[Collective]) -> Words | None:
         """The same of one line in a loop: `for name in names: all_reduce(model[name])`, if the names come in another order."""
-        x, y = (call.turn for call in calls[:2])
-        chain = calls[0].chain
-        if x is None or y is None or x[1][0] not in "'\"" or (file := self._file(chain[-1].file)) is None:
+        (x, y), chain = (call.turn for call in calls[:2]), calls[0].chain
+        if x is None or y is None or not (found := self._turning(calls[0])):
             return None
-        called = file.call(calls[0])
-        loops = [loop for loop in file.loops if _is_at(loop, chain[-1].line)]
-        if called is None or not loops:
-            return None
-        loop = max(loops, key=lambda one: one.lineno)
-        turn = next((part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)), "")
-        operand = called.args[INPUT[calls[0].kind]]
-        on_the_way = {frame.function for frame in chain}
-        if turn != x[0] or not entry(operand, loop, scopes(file.source, file.own(chain), 2)[-1], on_the_way):
+        called, loop, scope = found
+        if not entry(called.args[INPUT[calls[0].kind]], loop, scope, {frame.function for frame in chain}):
             return None
         return Words(f"`{ast.unparse(called)}` for `{x[0]} = {x[1]}` before `{y[0]} = {y[1]}`", (x[1], y[1]))
+
+    def _turning(self, call: Collective) -> tuple[ast.Call, ast.For, Scope] | None:
+        """The call in the code, and the loop around it over texts whose turn it was in."""
+        if not call.chain or call.turn is None or call.turn[1][0] not in "'\"":
+            return None
+        if (file := self._file(call.chain[-1].file)) is None or (called := file.call(call)) is None:
+            return None
+        loop = max(
+            (loop for loop in file.loops if _is_at(loop, called.lineno)), key=lambda one: one.lineno, default=None
+        )
+        if loop is None or call.turn[0] != next(
+            (part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)), ""
+        ):
+            return None
+        return called, loop, scopes(file.source, file.own(call.chain), 2)[-1]
+
+    def over_a_set(self, call: Collective) -> tuple[str, str] | None:
+        """A set that the loop around a call goes through, and what the call is given of each turn, in the code's words."""
+        if call.inside or call.kind not in INPUT or not (found := self._turning(call)):
+            return None
+        called, loop, scope = found
+        operand = called.args[INPUT[call.kind]]
+        given = any(isinstance(node, ast.Name) and call.turn and node.id == call.turn[0] for node in ast.walk(operand))
+        return (ast.unparse(loop.iter), ast.unparse(called)) if given and _is_set(loop.iter, scope) else None
 
     def _file(self, name: str) -> _File | None:
         if name not in self._files:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from .crossed import first_crossed
+from .crossed import first_crossed, over_a_set
 from .hangs import SAME_ORDER, groups_apart, met_by_join
 from .mismatch import kinds_of, mismatch_rows, odd_ones, rules, say_mismatch, two_sides
 from .report import OWN_CODE, Blowup, Cause, Frame, Kind, Topic, Waiting
@@ -218,12 +219,28 @@ def _crossed(run: Run) -> Cause | None:
     """Of a run in which ranks made two calls that look alike in opposite order."""
     found = first_crossed(run.members)
     if found is None:
-        return None
+        return _over_a_set(run)
     frame = found.places[min(found.places)]
     said = f"MIXED UP{at(frame)}: {found.say()}"
     more = f"{SAME_ORDER} {found.why(run.world_size)}".rstrip()
     table = tuple(replace(row, frame=found.places[row.rank]) for row in mismatch_rows(found.met, []))
     return Cause(Kind.MISMATCH, said, rows=table, notes=(more,))
+
+
+def _over_a_set(run: Run) -> Cause | None:
+    """Of a run that is right only because its ranks, which are forked from one process, have the same hash seed."""
+    found = over_a_set(run.ranks) if run.world_size > 1 and not os.environ.get("PYTHONHASHSEED", "").isdigit() else None
+    if found is None:
+        return None
+    call, through, said = found
+    return Cause(
+        Kind.MISMATCH,
+        f"MIXED UP under torchrun{at(call.frame)}: Python loops over a set of strings in another order in each process. Ranks "
+        f"that Lockstep starts have the same order, so this run was right. Under torchrun, `{said}` would combine what "
+        "doesn't belong together.",
+        frame=call.frame,
+        notes=(f"Loop over `sorted({through})`.",),
+    )
 
 
 def replicas(run: Run, width: int = WIDTH) -> str:
