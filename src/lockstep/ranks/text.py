@@ -235,8 +235,8 @@ def _over_a_set(run: Run) -> Cause | None:
     call, through, said = found
     return Cause(
         Kind.MISMATCH,
-        f"MIXED UP under torchrun{at(call.frame)}: Python loops over a set of strings in another order in each process. Ranks "
-        f"that Lockstep starts have the same order, so this run was right. Under torchrun, `{said}` would combine what "
+        f"MIXED UP under torchrun{at(call.frame)}: Python loops over a set of strings in a different order in each "
+        f"process. Ranks that Lockstep starts have the same order, so this run was right. Under torchrun, `{said}` would combine what "
         "doesn't belong together.",
         frame=call.frame,
         notes=(f"Loop over `sorted({through})`.",),
