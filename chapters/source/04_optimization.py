@@ -11,9 +11,9 @@
 # %% [markdown]
 # # Chapter 4. Optimization
 #
-# You use eight GPUs, and training is only four times as fast. Where did the rest go? You look for it in one training
-# step of a small GPT on two ranks: measure the step, read its trace, calculate how fast it could be, and change one
-# thing at a time.
+# You use eight GPUs, and training is only four times as fast. Where did the rest go? In this chapter you look for it
+# in one training step of a small GPT on two ranks. You measure the step, read its trace, calculate how fast it could
+# be, and change one thing at a time.
 #
 # Afterwards you can
 #
@@ -182,7 +182,7 @@ table.add("DDP's defaults", run)
 
 # %% [markdown]
 # Each rank sends 3.5 MB of gradients in two all-reduces. The column "exposed" shows how much longer they make the
-# step; in the bar, the step under `no_sync()` comes first, then the exposed rest.
+# step; in the bar, blue is the step under `no_sync()`, and green is the time that communication adds.
 
 # %%
 quiz("04_optimization/one_step")
@@ -258,7 +258,8 @@ run = ranks.run(ranks.Script("profiled.py"), 2)
 print(*[line for line in run.ranks[0].stdout.splitlines() if line.endswith("times")], sep="\n")
 
 # %% [markdown]
-# With NCCL, look for `nccl:all_reduce`. On GPUs, sort events by `device_time_total`.
+# The step has two all-reduces, one for each bucket. With NCCL, look for `nccl:all_reduce` instead. On GPUs, sort
+# events by `device_time_total`.
 #
 # *GPU.* Nsight Systems (`nsys profile`) traces a whole machine. HTA (Holistic Trace Analysis) adds up the time in which
 # a GPU only communicates.
@@ -287,7 +288,7 @@ print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 # ### Timing on a GPU
 #
 # *GPU.* A CUDA call only queues a **kernel** (a program that runs on the GPU) and returns. A clock around the step
-# measures the queuing. Either wait for the GPU before you read the clock, or let the GPU record the times:
+# measures only the queuing. Either wait for the GPU before you read the clock, or let the GPU record the times:
 #
 # ```
 # torch.cuda.synchronize()                  # before both readings of time.perf_counter()
@@ -437,8 +438,9 @@ if table.rows:
 picture if table.rows else None
 
 # %% [markdown]
-# The step takes longer than sending alone, and less than both together: overlap hides the difference. On a quiet
-# machine, sending takes longer than two thirds of the measured computing, so overlap alone can't hide all of it.
+# The step takes longer than sending alone, but less than computing and sending together, because overlap hides part of
+# the sending. On a quiet machine, sending takes longer than two thirds of the measured computing, so overlap alone
+# can't hide all of it.
 
 # %%
 quiz("04_optimization/roofline")
@@ -760,8 +762,8 @@ measure(step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
 table.add("0.5 MiB, autocast", run)
 
 # %% [markdown]
-# The step needs less memory. Whether it computes faster depends on the CPU: some multiply bfloat16 fast, others slowly.
-# So the changes below return to float32.
+# The step needs less memory. Whether it computes faster depends on the CPU: some multiply bfloat16 fast, others
+# slowly. So the next changes compute in float32 again.
 #
 # *GPU.* **Tensor cores**, a GPU's units for matrix products, multiply 16-bit matrices many times faster than its other
 # units multiply float32.
@@ -799,7 +801,8 @@ for unscale in (True, False):
     print(f"unscaled first: {unscale!s:5}  the weights moved by {weight.norm().item():.1e}")
 
 # %% [markdown]
-# The weights hardly move. (Adam would hide the mistake, because its steps don't depend on the gradients' scale.)
+# Without `unscale_`, the weights hardly move. (Adam would hide the mistake, because its steps don't depend on the
+# gradients' scale.)
 #
 # ### One scaler per rank
 #
@@ -843,6 +846,8 @@ scaler.update()
 print("scale now", scaler.get_scale())
 
 # %% [markdown]
+# Only rank 1 lowered its scale, so only rank 1 skipped the step. From now on the ranks' weights differ.
+#
 # ### Other ways to compute less
 #
 # - *GPU.* **TF32** rounds the inputs of float32 matrix products to 11 significant bits, so that tensor cores can
@@ -940,7 +945,8 @@ measure(accumulated_step, model, optimizer, batch, tokens=4 * 2 * 128)
 table.add("4 micro-batches, float16 sent", run)
 
 # %% [markdown]
-# Casting takes time, so compress only if communication is exposed.
+# Each step sends half the bytes, so less time is exposed. But casting takes time, too: compress only if communication
+# is exposed.
 #
 # ### Writing a hook
 #
@@ -977,8 +983,9 @@ DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, default_hooks.bf16_compress_
 # %% [markdown]
 # ### Error feedback
 #
-# Each cast rounds. If a gradient stays the same, its rounding errors add up. **Error feedback** keeps what a cast lost,
-# the *residual*, and adds it to the next gradient. Here is 1.001, sent a hundred times in bfloat16:
+# Each cast rounds. If a gradient stays the same, it is rounded in the same direction every time, and the errors add
+# up. **Error feedback** keeps what a cast lost, the *residual*, and adds it to the next gradient. Here is 1.001, sent
+# a hundred times in bfloat16:
 
 # %%
 gradient, residual, plain_sum, fed_sum = 1.001, 0.0, 0.0, 0.0
@@ -988,6 +995,9 @@ for _ in range(100):
     residual = gradient + residual - cast
     fed_sum += cast
 print(f"exact {100 * gradient:.3f}   cast {plain_sum:.3f}   with error feedback {fed_sum:.3f}")
+
+# %% [markdown]
+# A hundred casts lost 0.1 in total. With error feedback, only the latest residual is missing.
 
 # %%
 quiz("04_optimization/hook_mean")
@@ -1075,9 +1085,9 @@ quiz("04_optimization/memory")
 # - **the link**: it is busy from the moment the first bucket is full. The step takes the time until then, plus the time
 #   to send all bytes.
 #
-# The longer time is the prediction. It assumes that all buckets have the same size, and that backward takes two thirds
-# of the computing: three quarters if it computes the layers again. Only the last micro-batch's backward can hide
-# communication.
+# The prediction is the longer of the two times. It assumes that all buckets have the same size, and that backward
+# takes two thirds of the computing, or three quarters if it computes the layers again. Only the last micro-batch's
+# backward can hide communication.
 
 # %%
 def predicted(row, micro_batches, recomputed):
@@ -1175,8 +1185,8 @@ quiz("04_optimization/efficiency")
 # %% [markdown]
 # ## Exercise: implement measure_step
 #
-# *Medium, 20 minutes.* Open [`exercises/measure_step.py`](../exercises/measure_step.py).  Write three functions: measure,
-# compare, predict.
+# *Medium, 20 minutes.* Open [`exercises/measure_step.py`](../exercises/measure_step.py). Write three functions: one
+# measures the exposed communication, one compares runs on different numbers of ranks, and one predicts a step's time.
 
 # %%
 contract("measure_step", "exposed_communication", "scaling_efficiency", "predict_step")
@@ -1265,9 +1275,10 @@ for world_size, factor in ((1, 1), (4, 1), (4, 4)):
     print(f"{world_size} ranks:", run.ranks[0].stdout.strip())
 
 # %% [markdown]
-# Four times the learning rate for four times the batch brings the loss from 55 to 3: the **linear scaling rule**. It
-# fails for very large batches. Raise the rate over the first steps (**warm-up**), because a large initial rate can
-# make training diverge. With Adam, the usual factor is the square root: 2 instead of 4.
+# With four times the learning rate for four times the batch, the loss is 3 instead of 55, as on one rank. This is the
+# **linear scaling rule**: multiply the learning rate by the same factor as the global batch. It fails for very large
+# batches. Raise the rate over the first steps (**warm-up**), because a large initial rate can make training diverge.
+# With Adam, the usual factor is the square root: 2 instead of 4.
 
 # %%
 quiz("04_optimization/fewer_steps")
@@ -1304,7 +1315,8 @@ parameters = sum(p.numel() for p in model.parameters())
 print(f"parameters: {parameters}   Adam's state: {2 * parameters}, on this rank: {state}")
 
 # %% [markdown]
-# Here is one step of three layers in four ways:
+# Each of the two ranks keeps half of Adam's state. Next, shard the parameters too. Here is one step of three layers in
+# four ways:
 
 # %%
 # %%ranks 4 --into sharded --quiet
@@ -1439,7 +1451,7 @@ show(model)
 print(silenced.ranks[0].stdout, end="")
 
 # %% [markdown]
-# If the input *does* need a gradient, the flag raises an error at once:
+# If the input *does* need a gradient, DDP with this flag raises an error at once:
 
 # %%
 # %%ranks 1 --quiet --expect raised
@@ -1702,6 +1714,9 @@ for event in in_order(skipped.ranks[0]):
         print(f" {event.nbytes} bytes", end="")
 
 # %% [markdown]
+# With `skip=True`, DDP doesn't send the unused layer's bucket. The 8 bytes are the all-reduce that finds unused
+# parameters.
+#
 # ### NCCL's variables
 #
 # *GPU.* You can rarely improve on NCCL's choices. Besides chapter 3's variables, there are `NCCL_IB_HCA` (which
@@ -1746,7 +1761,7 @@ quiz("04_optimization/reentrant")
 #
 # ## What to remember
 #
-# - Find out what limits a step: nothing else is worth changing.
+# - Find out what limits a step before you change anything: nothing else is worth changing.
 # - Tokens per rank decide whether the link or the processor limits a step.
 # - A compression hook shrinks what is sent; autocast doesn't.
 # - After an overflow, all ranks skip the step, because their averaged gradients are equal. Never let one rank decide
