@@ -11,8 +11,9 @@
 # %% [markdown]
 # # Chapter 5. Checkpointing and elastic training
 #
-# Long jobs rarely finish in one go. A disk fills up, a node dies, or SLURM **preempts** the job: it takes the nodes
-# back for an urgent job. In this chapter you break jobs on purpose, and make them continue as if nothing had happened.
+# Long jobs rarely finish in one go. A disk fills up, a node dies, or the cluster's scheduler, such as SLURM,
+# **preempts** the job: it takes the nodes back for an urgent one. In this chapter you break jobs on purpose, and make
+# them continue as if nothing had happened.
 #
 # After this chapter you can
 #
@@ -240,8 +241,8 @@ print("the file beside it:", torch.load("saved/neighbor.pt"))
 torch.load("saved/both.pt")
 
 # %% [markdown]
-# Opening `both.pt` for writing emptied it; the file beside it is intact. Until rank 1 has written everything, there is
-# no checkpoint.
+# When rank 1 opened `both.pt` for writing, it emptied rank 0's checkpoint. (The file beside it is intact.) Until rank
+# 1 has written everything, there is no checkpoint.
 #
 # ### A barrier between save and load
 #
@@ -443,8 +444,9 @@ print("saved by .module:", plain.load_state_dict(ddp.module.state_dict()))
 print("by str.replace:  ", "module.submodule.weight".replace("module.", ""))
 
 # %% [markdown]
-# The prefix comes from the wrapper (chapter 1). Save `ddp.module.state_dict()` instead. Remove the prefix from older
-# files with `consume_prefix_in_state_dict_if_present`; `str.replace` would damage the names of submodules.
+# Only another wrapper can load it as it is, because each wrapper adds the prefix (chapter 1). Save
+# `ddp.module.state_dict()` instead. Remove the prefix from older files with `consume_prefix_in_state_dict_if_present`;
+# `str.replace` would damage the names of submodules.
 
 # %%
 quiz("05_checkpointing/barrier")
@@ -524,9 +526,10 @@ for way in ("in_place", "replace"):
     print(f"{way:9}", *[survivor(way, instant) for instant in [*range(1, 20_000, 2000), 10**9]])
 
 # %% [markdown]
-# `replace` always leaves a complete checkpoint, because `os.replace` is **atomic**: at every instant, the name refers
-# either to the old file or to the new one. `os.replace` works only within one file system, so put the temporary
-# file in the same folder, not in `/tmp`. Delete older checkpoints only after the rename.
+# With `in_place`, every kill left nothing to load (`-`). `replace` always leaves a complete checkpoint, because
+# `os.replace` is **atomic**: at every instant, the name refers either to the old file or to the new one. `os.replace`
+# works only within one file system, so put the temporary file in the same folder, not in `/tmp`. Delete older
+# checkpoints only after the rename.
 #
 # ![A save killed at ten instants: in place, nothing can be loaded; with replace, always checkpoint 1](pictures/kill.svg)
 
@@ -631,9 +634,9 @@ for name, value in candidates.items():
         print("refused ", name)
 
 # %% [markdown]
-# `torch.save` accepted all eight, so the error comes only when you resume. Save `vars(arguments)`, `float(score)` and
-# `str(path)` instead, and convert the array in NumPy's state to a list. If you trust a file with your own class, call
-# `torch.serialization.add_safe_globals([MyClass])` before you load it.
+# `torch.save` accepted all eight, so you learn only when you resume that five of them are refused. Save
+# `vars(arguments)`, `float(score)` and `str(path)` instead, and convert the array in NumPy's state to a list. If you
+# trust a file with your own class, call `torch.serialization.add_safe_globals([MyClass])` before you load it.
 
 # %%
 quiz("05_checkpointing/rename")
@@ -856,11 +859,11 @@ print("saved value:", again["weights"][0].item(), "  value now:", state["weights
 
 # %%
 waited, stalled = run.observed("stall")[0]
-bars({"save": waited, "async_save": stalled}, unit="s", title="how long training stands still")
+bars({"save": waited, "async_save": stalled}, unit="s", title="how long training waits")
 
 # %% [markdown]
-# The file holds the values at the time of the call. The copy takes as much host memory as the state. Until the future
-# is done, keep the old checkpoint, and don't start another save.
+# The file holds the value at the time of the call, 1, although training has changed it to 2. The copy takes as much
+# host memory as the state. Until the future is done, keep the old checkpoint, and don't start another save.
 #
 # The thread calls collectives too. If it shares training's group, gloo may match its calls with training's, and the
 # job hangs or crashes. So give the thread **a separate gloo group**, even if you train with NCCL.
@@ -1009,8 +1012,8 @@ for seeded in (False, True):
     print(f"a generator for each sample: {seeded!s:6} {same} of 3 batches agree")
 
 # %% [markdown]
-# Only with a generator for each sample, seeded with the job's seed, the epoch and the index. Or use no workers: then
-# augmentation draws from the rank's generators, which you save.
+# Only with a generator for each sample. Here its seed is the sample's index; in a job, compute the seed from the job's
+# seed, the epoch and the index. Or use no workers: then augmentation draws from the rank's generators, which you save.
 #
 # ### Restore random states last
 #
@@ -1032,8 +1035,8 @@ print("iter(DataLoader) with a generator:", moves(iter, own))
 
 # %% [markdown]
 # So restore all generators (Python's, NumPy's, torch's, each GPU's) last, just before the first step. But then the
-# `for` loop creates the loader's iterator, which draws a number from torch's generator. In the uninterrupted run this
-# happened before the save, so the dropout masks differ. Give the loader its own generator.
+# `for` loop creates the loader's iterator, which draws a number from torch's generator. In the uninterrupted run, the
+# iterator existed before the save, so the dropout masks differ. Give the loader its own generator.
 
 # %%
 quiz("05_checkpointing/ahead")
@@ -1041,8 +1044,8 @@ quiz("05_checkpointing/ahead")
 # %% [markdown]
 # ## Determinism
 #
-# Samples and masks are back. Are the weights the same, too? "The same result" can mean the same mathematics or the
-# same bits. Bits depend on the order in which numbers are added:
+# You can now restore samples and dropout masks. Are the weights the same, too? "The same result" can mean the same
+# mathematics or the same bits. Bits depend on the order in which numbers are added:
 
 # %%
 a, b, c = torch.tensor([1e8, -1e8, 1.0])
@@ -1199,9 +1202,9 @@ for name in ("max_restarts", "signals_to_handle"):
     print(f"{name:18} {options.get_default(name)}")
 
 # %% [markdown]
-# So by default torchrun never restarts. If it does, the script must find its checkpoint. The script below saves after
-# every second step. In the first attempt (`TORCHELASTIC_RESTART_COUNT` is 0), rank 1 is killed at step 5, or hangs
-# there:
+# So by default torchrun never restarts a job. When it does restart one, the script must find its checkpoint. The
+# script below saves after every second step. In the first attempt (`TORCHELASTIC_RESTART_COUNT` is 0), rank 1 is
+# killed at step 5, or hangs there:
 
 # %%
 # %%writefile elastic.py
@@ -1282,7 +1285,7 @@ def torchrun(*arguments):
 torchrun("--nproc-per-node=2", "--max-restarts=1", "elastic.py", "hang", "hung")
 
 # %% [markdown]
-# It reports rank 0, which only waited. To find the rank that hung, see chapter 3, "Hangs".
+# It reports rank 0, which only waited for rank 1. Chapter 3, "Hangs", shows how to find the rank that hung.
 #
 # ### When a node is lost
 #
@@ -1382,8 +1385,8 @@ for hours in (0.1, 0.5, math.sqrt(2 * 0.05 * 20), 4, 10):
     print(f"every {hours:4.1f} h   {overhead(hours):.0%} more time")
 
 # %% [markdown]
-# The formula gives 1.4 hours, which costs 7 %. Saving about three times as often costs 11 %, and about a third as
-# often 10 %. So a rough estimate of *M* is enough.
+# The formula gives 1.4 hours, which costs 7 %. Saving about three times as often costs 11 %, and saving about a third
+# as often costs 10 %. So a rough estimate of *M* is enough.
 
 # %%
 quiz("05_checkpointing/restart")
@@ -1415,7 +1418,8 @@ for step in range(10):
 dist.barrier()  # before the save
 
 # %% [markdown]
-# One small all-reduce per step lets all ranks decide together:
+# Rank 1 left the loop after step 3, and the others wait for it in step 4. One small all-reduce per step lets all ranks
+# decide together:
 
 # %%
 # %%ranks 3
@@ -1653,7 +1657,7 @@ else:
 # | stop after 7 steps and resume to step 12; run 12 without stopping | the same bits in all weights |
 # | SIGKILL one rank, during a step and during a save | the job continues from the last save |
 # | cut the newest checkpoint in half, or change one bit of it | a warning; the older one is loaded |
-# | fill the disk, or the quota | all ranks report it; older checkpoints are there |
+# | fill the disk, or the quota | all ranks report it; older checkpoints are still there |
 # | SIGTERM to one rank only | all stop after the same step, and save |
 # | let a rank sleep | the job ends after the timeout |
 # | let SLURM requeue the job | the step count continues |
@@ -1662,9 +1666,9 @@ else:
 #
 # Write down:
 #
-# - the seconds per save: fewer than the timeout and the grace period;
-# - the bytes of the checkpoints that you keep, plus one being written: fewer than the quota;
-# - the steps that a kill can cost.
+# - the seconds per save, which must be fewer than the timeout and the grace period;
+# - the bytes of the checkpoints that you keep, plus one being written, which must be fewer than the quota;
+# - the number of steps that a kill can cost.
 
 # %%
 quiz("05_checkpointing/rehearsal")
