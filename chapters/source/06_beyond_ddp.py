@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Chapter 6. When the model does not fit
 #
-# Under DDP, every rank holds the whole model, all its gradients and the whole optimizer state. If that is too much
-# for one rank, divide (shard) it among all ranks. For each way of sharding, you predict the bytes that a rank holds
+# Under DDP, every rank holds the whole model, all its gradients and the whole optimizer state. If that is too much for
+# one rank, **shard** it: divide it among all ranks. For each way of sharding, you predict the bytes that a rank holds
 # and sends, then measure them.
 #
 # After this chapter you can
@@ -147,7 +147,7 @@ picture
 # Parameters and gradients take 3.5 MB each. AdamW's state takes 7 MB: for each parameter two **moments**, the running
 # means of its gradient and of the gradient's square. Together that is 16 bytes per parameter.
 #
-# Only the activations grow with the batch. Find out which kind is too large before you choose a remedy:
+# Only the activations grow with the batch. So before you choose a remedy, find out which kind is too large:
 #
 # | too large | remedy |
 # |---|---|
@@ -185,7 +185,8 @@ with torch.no_grad():
 print("after the broadcasts:", [p.tolist() for p in parameters], " states:", len(optimizer.state))
 
 # %% [markdown]
-# Both ranks call both broadcasts: the owner sends, the other receives.
+# Each rank has updated its own parameter and keeps a state for that one only. Both ranks call both broadcasts: the
+# owner sends, the other receives.
 #
 # The broadcasts come on top of DDP's all-reduce, which is itself a reduce-scatter, then an all-gather (chapter 1).
 # ZeRO's **stage 2** needs no broadcasts: it reduce-scatters the gradients to their owners and, after the update,
@@ -227,7 +228,7 @@ contract("shard_optimizer", "ShardedOptimizer")
 # free the copy afterwards. For backward, they gather it again.
 #
 # Try it on a layer that multiplies each of four features by a weight. Rank 0 keeps the first two weights, rank 1 the
-# others. A `torch.autograd.Function` says what is saved for backward and what backward computes:
+# others. With a `torch.autograd.Function`, you choose what forward saves and what backward computes:
 
 # %%
 # %%writefile sharded_scale.py
@@ -313,8 +314,8 @@ contract("sharded_linear", "ShardedLinear")
 # PyTorch's FSDP2 does this for any module, with one function: `fully_shard`. It divides each parameter by rows, and
 # the optimizer sees only this rank's rows.
 #
-# What if you call it once, on the model? Each call forms one unit, whose parameters are gathered together, so the
-# whole model would be gathered at once. Call `fully_shard` on every layer first. The last call, on the model, then
+# Each call of `fully_shard` forms one unit, whose parameters are gathered together. If you called it only once, on the
+# model, the whole model would be gathered at once. So call it on every layer first. The last call, on the model, then
 # forms a unit of the other parameters: embeddings and head.
 
 # %%
@@ -443,8 +444,8 @@ for way in WAYS:
 # FSDP2 sends slightly less than predicted, because the embeddings and head are gathered only once. If it keeps its
 # layers, it sends as much as DDP. If it frees them, it sends about 1.5 times as much, but never holds the whole model.
 #
-# In bfloat16, `param_dtype` halves the gathers, so FSDP2 sends no more than DDP. The gradients are still summed in
-# float32, as `reduce_dtype` says.
+# With `param_dtype=torch.bfloat16`, the gathers send half the bytes, so FSDP2 sends no more than DDP. The gradients
+# are still summed in float32, as `reduce_dtype` says.
 
 # %%
 quiz("06_beyond_ddp/traffic")
@@ -524,8 +525,8 @@ quiz("06_beyond_ddp/hybrid")
 # ## Divide a layer's computation
 #
 # FSDP2 still gathers one whole layer at a time. If one layer or the activations of one sample don't fit, divide the
-# *computation*. In **tensor parallelism**, the ranks get the *same* inputs, and each has a part of the weights. Two
-# linear layers make a pair:
+# *computation*. In **tensor parallelism**, the ranks get the *same* inputs, and each has a part of the weights. It
+# divides two linear layers together, as a pair:
 #
 # - The first is split along its outputs (`ColwiseParallel`): each rank computes some of the hidden features and applies
 #   GELU to them.
@@ -709,7 +710,8 @@ weight = model.head.weight
 print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local().shape))
 
 # %% [markdown]
-# The losses are the same: the first shows that the weights are back, the others that AdamW's moments are.
+# Two ranks continue with the losses of the four. The first loss shows that the weights were restored, the others that
+# AdamW's moments were.
 #
 # Training doesn't have to wait for the disk: `async_save` copies each rank's slices to host memory and returns, and a
 # thread writes them while the next steps run.
