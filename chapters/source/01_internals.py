@@ -1034,7 +1034,8 @@ quiz("01_internals/copied")
 # 6. **Launch incomplete buckets.** A bucket with a missing gradient never becomes complete.
 #    `finish_gradient_synchronization` launches it, and then the buckets after it: all ranks launch all buckets in the
 #    same order.
-# 7. **Exchange nothing in `no_sync`.** Inside `no_sync()`, the hooks do nothing.
+# 7. **Exchange nothing in `no_sync`.** Inside `no_sync()`, the hooks do nothing. (PyTorch's DDP decides this in
+#    forward; your class decides it in backward.)
 #
 # The check's report names the stage to write next.
 
