@@ -729,8 +729,8 @@ quiz("03_debugging/swapped")
 # and never compares the parameters.
 #
 # On processors of the same kind, replicas that start equal and take equal steps stay equal, *bit for bit*. So if a
-# single bit differs, the ranks did not take the same step. In this picture, only rank 1's learning rate changes, in
-# step 4:
+# single bit differs, the ranks did not take the same step. In this picture, rank 1's learning rate doubles after step
+# 4, and rank 0's stays as it was:
 #
 # ![The weight is equal on both ranks until step 4; then rank 1's falls faster than rank 0's](pictures/drift.svg)
 
@@ -1492,8 +1492,8 @@ for name, case in cases.items():
 # The check grades the answer and the fix. A fix that only hides the symptom, such as a longer timeout, is rejected, and
 # the check says why.
 #
-# The first run draws your **ticket**, a random number. It decides which rank is at fault, so that answers can't be
-# copied. Below, `short_shard` runs with ticket 1:
+# The first run draws your **ticket**, a random number. In half of the cases it decides which rank is at fault, so
+# another learner's answer may be wrong for your job. Below, `short_shard` runs with ticket 1:
 
 # %%
 os.environ["CLINIC_TICKET"] = "1"
