@@ -1,6 +1,9 @@
 """The three kinds of target, the environment that each rank gets, and the two ways to start it."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,60 @@ def test_a_script_is_main_and_gets_its_arguments(tmp_path: Path) -> None:
     run = ranks.run(ranks.Script(script, ("--epochs", "2")), 2)
     assert run.ok and run.outcomes == [Outcome.EXITED] * 2
     assert run.ranks[1].stdout == f"['--epochs', '2'] 7 {script}\n"
+
+
+STATE = """
+import json, os, signal, sys, threading, warnings
+import torch
+def annotated(x: int): pass
+print(json.dumps({
+    "main": sorted(name for name in globals() if name.startswith("__")),
+    "types": [type(one).__name__ for one in (__builtins__, __loader__, __spec__, __doc__, __cached__)],
+    "annotations": repr((annotated.__annotations__, __annotations__)),
+    "threads": [thread.name for thread in threading.enumerate()],
+    "warnings": sorted(one for one in map(repr, warnings.filters) if "sympy" not in one),
+    "blocked": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))),
+    "ignored": [int(one) for one in signal.valid_signals() if signal.getsignal(one) is signal.SIG_IGN],
+    "hooks": [sys.excepthook is sys.__excepthook__, sys.gettrace(), sys.getprofile(), sys.getrecursionlimit()],
+    "torch": [torch.get_num_threads(), str(torch.get_default_dtype()), torch.is_grad_enabled()],
+    "shell": [os.umask(18), os.nice(0), sys.dont_write_bytecode, sys.flags.optimize],
+}))
+"""
+
+
+def test_a_script_finds_what_plain_python_gives_it(tmp_path: Path) -> None:
+    """Of each difference that was found here once, a right program had failed."""
+    script = tmp_path / "train.py"
+    script.write_text(STATE)
+    plain = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=120,
+    )
+    run = ranks.run(ranks.Script(script), 1)
+    assert run.ok and json.loads(run.ranks[0].stdout) == json.loads(plain.stdout)
+
+
+ALONE = {
+    "it joins all other threads": "for one in threading.enumerate():\n    one is threading.main_thread() or one.join()",
+    "it closes what it has inherited": "os.closerange(3, 256)",
+    "a thread takes a signal that is blocked elsewhere":
+        "def wait(): signal.sigwait([signal.SIGUSR1])\nthread = threading.Thread(target=wait)\nthread.start()\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\nthread.join()",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("does", ALONE)
+def test_a_script_is_alone_in_its_process(does: str) -> None:
+    """As far as it can see: our thread and our files are none of its."""
+    text = (
+        "import os, signal, threading\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n" + ALONE[does] +
+        "\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo')\ndist.all_reduce(torch.ones(1))\n"
+    )  # fmt: skip
+    run = ranks.run(ranks.Source(text), 2, deadline=60)
+    assert run.ok, run.cause
 
 
 def test_a_script_that_is_not_there() -> None:

@@ -10,8 +10,10 @@ and then after gloo was used (torch 2.13), and a rank's success must not depend 
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import importlib
+import importlib.machinery
 import importlib.util
 import linecache
 import logging
@@ -168,14 +170,17 @@ def _run_exit_functions() -> None:
 
 
 def _fresh_main(filename: str) -> None:
+    """The module in which a script runs, with all that Python gives it."""
     main_module = types.ModuleType("__main__")
+    main_module.__dict__.update(__annotations__={}, __builtins__=builtins)
     if not filename.startswith("<"):  # A cell has no file; a child that is spawned would look for it.
-        main_module.__dict__["__file__"] = filename
+        loader = importlib.machinery.SourceFileLoader("__main__", filename)
+        main_module.__dict__.update(__file__=filename, __cached__=None, __loader__=loader)
     sys.modules["__main__"] = main_module
 
 
 def _execute(source: str | bytes, filename: str) -> None:
-    exec(compile(source, filename, "exec"), sys.modules["__main__"].__dict__)
+    exec(compile(source, filename, "exec", dont_inherit=True), sys.modules["__main__"].__dict__)
 
 
 def _leave(recorder: Any) -> None:

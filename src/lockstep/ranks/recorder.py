@@ -12,6 +12,7 @@ inside a collective, since that wait releases the interpreter lock.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import datetime
 import dis
@@ -88,6 +89,7 @@ SHORT_SECONDS = 60.0
 """Who gives a group of its own so short a timeout may want to go on after it. That of the default group ends the job."""
 CALLERS = 6
 SIGNALS = signal.valid_signals()
+CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 MOST_OF_A_VALUE = 40  # characters
 MOST_LOOPS = 1000
 _ASKS = {"locals", "vars", "dir", "eval", "exec", "breakpoint", "set_trace"}
@@ -907,7 +909,10 @@ def start(recorder: Recorder) -> None:
     dist.Work.wait = _lockstep_wait  # type: ignore[method-assign]
     dist.init_process_group = c10d.init_process_group = _lockstep_init
     _current = recorder
-    threading.Thread(target=recorder.listen, name="lockstep", daemon=True).start()
+    # The program shall not see this thread, neither in threading.enumerate() nor as one that takes its signals.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS - CRASHES)
+    _thread.start_new_thread(recorder.listen, ())
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def current() -> Recorder:

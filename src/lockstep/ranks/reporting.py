@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import os
 import random
 import re
@@ -19,6 +20,7 @@ from .channel import Channel
 from .job import Job
 from .messages import Exit, Hello, Raised, Role
 
+HIGH = 800  # of the 1024 that a process may have as a rule
 FAULT_SIGNAL = getattr(signal, "SIGRTMAX", None)
 
 
@@ -26,9 +28,19 @@ def attach(directory: str, role: Role, rank: int | None) -> Channel:
     """Connect this process to the supervisor that waits in `directory`, and say who it is."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(os.path.join(directory, "attach"))
-    channel = Channel(sock)
+    channel = Channel(socket.socket(fileno=_out_of_reach(sock.detach())))
     channel.send(Hello(role, rank, os.getpid()))
     return channel
+
+
+def _out_of_reach(descriptor: int) -> int:
+    """The same file under a high number: some programs begin with `os.closerange(3, 256)`."""
+    try:
+        high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH)
+    except OSError:  # a low limit
+        return descriptor
+    os.close(descriptor)
+    return high
 
 
 def reseed() -> None:
@@ -51,16 +63,13 @@ def open_streams() -> None:
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
 
 
-_fault_file: Any = None
-
-
 def fault_file(directory: str) -> None:
     """Where the stack goes when this process crashes, or holds the interpreter lock and cannot answer."""
-    global _fault_file
-    _fault_file = open(os.path.join(directory, f"fault-{os.getpid()}"), "w")  # noqa: SIM115
-    faulthandler.enable(_fault_file, all_threads=False)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    file = _out_of_reach(os.open(os.path.join(directory, f"fault-{os.getpid()}"), flags, 0o666))
+    faulthandler.enable(file, all_threads=False)
     if FAULT_SIGNAL is not None:
-        faulthandler.register(FAULT_SIGNAL, _fault_file, all_threads=False)
+        faulthandler.register(FAULT_SIGNAL, file, all_threads=False)
 
 
 def record(channel: Channel, job: Job) -> Any:

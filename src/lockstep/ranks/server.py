@@ -45,15 +45,15 @@ def warm_up() -> None:
     Nothing of it is ever let go: looking for garbage on the way takes a fifth of the time.
     """
     gc.disable()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name in NEEDED:
-            importlib.import_module(name)
-        from . import recorder
+    warnings.simplefilter("ignore")  # and not catch_warnings, which would take back torch's and numpy's own filters
+    for name in NEEDED:
+        importlib.import_module(name)
+    from . import recorder
 
-        recorder.install()
-        recorder.keep_compilers_out()
-        never_ask_for_names()
+    recorder.install()
+    recorder.keep_compilers_out()
+    never_ask_for_names()
+    warnings.filters.remove(("ignore", None, Warning, None, 0))  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()
     gc.enable()
