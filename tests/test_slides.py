@@ -179,7 +179,8 @@ def test_a_timeline_says_what_it_shows(book: Path, name: str) -> None:
         (said,) = one.select(".fit > p.taken")
         assert words(said) in words(soup(book, name).main), (one["id"], said)
     if name == "01_internals":
-        assert drawn[0].select_one(".taken").get_text().endswith("the rank only waits, and its own bar is hatched.")
+        said = words(drawn[0].select_one(".taken"))
+        assert said.endswith(words("the rank only waits, and the bar above is hatched."))
 
 
 def test_of_before_and_after_the_second_half_is_covered_first(book: Path) -> None:
