@@ -26,6 +26,7 @@ REFUSED = {
     "no ranks": ("ValueError", "rank 0 in a world of 0"),
     "RANK contradicts": ("ValueError", "a rank that isn't the launcher's RANK"),
     "WORLD_SIZE contradicts": ("ValueError", "a world_size that isn't the launcher's WORLD_SIZE"),
+    "WORLD_SIZE contradicts a single rank": ("ValueError", "rank 0 in a world of 1 and WORLD_SIZE {world} set"),
     "no MASTER_ADDR": ("ValueError or RuntimeError", "{world} ranks and no MASTER_ADDR"),
     "no MASTER_PORT": ("ValueError or RuntimeError", "{world} ranks and no MASTER_PORT"),
 }
@@ -147,6 +148,10 @@ def test_can_be_repeated(grader: Grader) -> None:
             cleans = "cleanup" in step
             why = " Cleanup often runs after another error and must not raise its own." if cleans else ""
             id, at = ("cleanup-not-idempotent", DESTROY) if cleans else ("setup-not-repeatable", INIT)
+            if error.startswith("AddressChanged: "):
+                name, now, used = error.removeprefix("AddressChanged: ").split("|")
+                said = f"On rank {rank} the second setup_ddp used {used}, but by then MASTER_PORT was {now}. Read the address again in each call."
+                grader.fail(id, said, of=[rank], at=r"cache || init_method *= || MASTER_ || " + INIT)
             grader.fail(id, f"On rank {rank} {step} raised {error}.{why}", of=[rank], at=at)
     left_open(grader, run, "open_between")
     for report in run.ranks:
@@ -186,9 +191,7 @@ def test_refuses_a_wrong_rank(grader: Grader) -> None:
         errors = [refused[label] for refused in run.observed("refused")]
         accepted = [rank for rank, error in enumerate(errors) if not set(expected.split(" or ")) & set(error.split())]
         told = {errors[rank].partition(" ")[0] for rank in accepted} - {"", "NotRefused"}
-        seen = (
-            f"raised {', '.join(sorted(told))}" if told else "continued to create a group that could never be complete"
-        )
+        seen = f"raised {', '.join(sorted(told))}" if told else "created the group"
         said = f"Expected {expected} from setup_ddp with {call.format(world=2)}; on {{ranks}} it {seen}."
         grader.fail_on(accepted, "no-validation", said, at=SETUP)
 
@@ -204,6 +207,9 @@ def test_keeps_the_callers_group(grader: Grader) -> None:
     lost = [rank for rank, kept in enumerate(run.observed("kept")) if not kept]
     said = "setup_ddp was called in a process group that the caller had made, and on {ranks} that group is gone."
     grader.fail_on(lost, "second-group-accepted", said, at=DESTROY)
+    still = [rank for rank, left in enumerate(run.observed("open after cleanup")) if left]
+    said = "cleanup_ddp didn't leave a group that the caller had made without setup_ddp: {ranks} still belonged to it afterwards."
+    grader.fail_on(still, "cleanup-missing", said, at=DESTROY)
 
 
 @pytest.mark.needs("test_joins_under_torchrun", "test_can_be_repeated")

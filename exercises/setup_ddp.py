@@ -17,12 +17,12 @@ def setup_ddp(rank: int, world_size: int) -> None:
 
     The same call works under every launcher. torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR
     and MASTER_PORT; a program that starts its own ranks may set only MASTER_ADDR and MASTER_PORT. Read the environment;
-    never write to it. A single rank needs no launcher and no variables.
+    never write to it, not even for a moment. A single rank needs no launcher and no variables.
 
-    Select the device first: on a node with GPUs it is GPU number LOCAL_RANK (or `rank`, if LOCAL_RANK isn't set). The
-    backend is "nccl" if the node has a GPU for each of its LOCAL_WORLD_SIZE ranks (`world_size`, if that isn't set).
-    Otherwise it is "gloo": on a machine without GPUs, and when ranks have to share GPUs. If they do, local rank r takes
-    GPU r modulo the number of GPUs.
+    Select the device first: on a node with GPUs it is GPU number LOCAL_RANK. The backend is "nccl" if the node has a GPU
+    for each of its LOCAL_WORLD_SIZE ranks. Otherwise it is "gloo": on a machine without GPUs, and when ranks have to
+    share GPUs. If they do, local rank r takes GPU r modulo the number of GPUs. If neither LOCAL_RANK nor LOCAL_WORLD_SIZE
+    is set, all ranks are on this node: use `rank` and `world_size` instead. (Launchers set both or neither.)
 
     Print nothing. After `cleanup_ddp`, `setup_ddp` can be called again with a different MASTER_PORT.
 

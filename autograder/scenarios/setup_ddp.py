@@ -183,9 +183,10 @@ def limits(submission, number: float) -> None:
         written.clear()
         _observe_error(f"{label} raised", submission, 0, 1)
         _use(label, number)
+        observe(f"written {label}", dict(written))
+        _error(submission.cleanup_ddp)
         if dist.is_initialized():
             dist.destroy_process_group()
-        observe(f"written {label}", dict(written))
         _renew(nothing)
 
     launcher.new_job()
@@ -198,6 +199,7 @@ def limits(submission, number: float) -> None:
         ("no ranks", (0, 0), {}),
         ("RANK contradicts", (me, world), {"RANK": str((me + 1) % world)}),
         ("WORLD_SIZE contradicts", (me, world), {"WORLD_SIZE": str(world + 1)}),
+        ("WORLD_SIZE contradicts a single rank", (0, 1), {"WORLD_SIZE": str(world)}),
         ("no MASTER_ADDR", (me, world), {"MASTER_ADDR": None}),
         ("no MASTER_PORT", (me, world), {"MASTER_PORT": None}),
     ):
@@ -218,6 +220,8 @@ def limits(submission, number: float) -> None:
     mine = dist.group.WORLD
     observe("in a group", _error(submission.setup_ddp, me, world))
     observe("kept", dist.is_initialized() and dist.group.WORLD is mine)
+    _error(submission.cleanup_ddp)
+    observe("open after cleanup", dist.is_initialized())
     dist.destroy_process_group() if dist.is_initialized() else None
 
 
