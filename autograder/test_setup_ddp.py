@@ -149,7 +149,7 @@ def test_can_be_repeated(grader: Grader) -> None:
             why = " Cleanup often runs after another error and must not raise its own." if cleans else ""
             id, at = ("cleanup-not-idempotent", DESTROY) if cleans else ("setup-not-repeatable", INIT)
             if error.startswith("AddressChanged: "):
-                name, now, used = error.removeprefix("AddressChanged: ").split("|")
+                _, now, used = error.removeprefix("AddressChanged: ").split("|")
                 said = f"On rank {rank} the second setup_ddp used {used}, but by then MASTER_PORT was {now}. Read the address again in each call."
                 grader.fail(id, said, of=[rank], at=r"cache || init_method *= || MASTER_ || " + INIT)
             grader.fail(id, f"On rank {rank} {step} raised {error}.{why}", of=[rank], at=at)
