@@ -4,7 +4,7 @@ Each file of `tests/submissions/hostile` says in its first lines:
 
     # exercise: train_ddp
     # family: faking ddp
-    # verdict: different-weights         the diagnoses, all of them and in order
+    # verdict: different-weights         the diagnoses, all of them and in order; `… or …`, where chance decides
     # without: wrong/train_ddp/x         the same without the trick, which must not score less; `stub` scores nothing
     # protection: judge                  what stops it: `judge`, the grader's design alone; `sandbox`, isolation only;
     #                                    `not defended`, nothing (SECURITY.md says so, and the case is expected to fail)
@@ -273,7 +273,7 @@ def test_hostile_gains_nothing(path: Path, arena: Arena, request: pytest.Fixture
     assert arena.pid == before, "the process that grades was ended"
     (result,) = report.exercises
     found = [diagnosis.id for diagnosis in result.diagnoses]
-    assert found == [item.strip() for item in head["verdict"].split(",")], shown
+    assert ", ".join(found) in head["verdict"].split(" or "), shown
     assert result.score <= arena.points_without(head["without"], head["exercise"]), shown
     assert len(result.checks) == len(arena_checks(arena, head["exercise"])), shown
     check_nothing_left(arena)

@@ -112,6 +112,14 @@ if rank == 1:
     ]
 
 
+def test_a_thread_that_is_nothing_but_a_wait_for_a_message() -> None:
+    """No line of the program is in such a thread."""
+    text = "work = dist.irecv(t, 1 - rank)\nthread = threading.Thread(target=work.wait); thread.start(); thread.join()"
+    run = ranks.run(ranks.Source(PRELUDE + text), 2, idle_limit=None, deadline=20)
+    assert run.cause is not None and run.cause.kind == "hang", run.cause
+    assert [row.what for row in run.cause.rows] == ["recv #1", "recv #1"]
+
+
 LISTENS = "listener = threading.Thread(target=dist.recv, args=(torch.ones(8), 1), daemon=True); listener.start()"
 
 

@@ -80,6 +80,53 @@ def test_who_is_late_is_told_with_its_line(how: str, tmp_path: Path) -> None:
     assert ("its process" in place) == ("loader" in how)
 
 
+JOINED = {
+    "join": "thread = threading.Thread(target=work); thread.start(); thread.join()  # MAIN",
+    "a future": "from concurrent.futures import ThreadPoolExecutor\n    ThreadPoolExecutor(1).submit(work).result()  # MAIN",
+}
+
+
+@pytest.mark.parametrize("how", JOINED)
+def test_who_waits_for_a_thread_is_told_where_that_is(how: str, tmp_path: Path) -> None:
+    text = (
+        PRELUDE + "def work():\n    while not os.path.exists(gate): time.sleep(0.1)  # THERE\n"
+        f"if rank == 1:\n    {JOINED[how]}\ndist.barrier()"
+    )
+    result, said = run(text, tmp_path / "gate")
+    assert result.ok, result.cause
+    held = "Thread.join" if how == "join" else "Future.result"
+    there = f": it waits in {held} for a thread at cell line {line_of(text, '# THERE')}"
+    assert f"rank 1 is at cell line {line_of(text, '# MAIN')}" in said[0] and said[0].endswith(there), said
+
+
+def test_who_waits_in_calls_beside_a_thread_that_lives_is_told_of_it(tmp_path: Path) -> None:
+    """It is no proof of a hang, as the thread might end it; nobody is late, and silence would explain nothing."""
+    text = (
+        PRELUDE + "threading.Thread(target=leave, daemon=True).start()\n"
+        "dist.all_reduce(torch.ones(1)) if rank == 0 else dist.broadcast(torch.ones(1), 0)  # APART"
+    )
+    _, said = run(text, tmp_path / "gate", 2)
+    first, *where = said[0].splitlines()
+    assert re.fullmatch(
+        r"No rank has made a call for \d+ s\. Threads of ranks 0 and 1 still run and might end this, so the run goes on; "
+        r"Ctrl-C ends it\.", first
+    )  # fmt: skip
+    line = line_of(text, "# APART")
+    assert where == [
+        f"  rank {rank} waits in {call} #1 at cell line {line}" for rank, call in enumerate(("all_reduce", "broadcast"))
+    ]
+    assert len(said) == 1, said
+
+
+def test_nothing_is_said_of_ranks_that_compute_beside_a_thread(tmp_path: Path) -> None:
+    text = PRELUDE + (
+        "threading.Thread(target=leave, daemon=True).start()\ndist.barrier()\n"
+        "began = time.monotonic()\nwhile time.monotonic() - began < 4: pass\ndist.barrier()"
+    )
+    result, said = run(text, tmp_path / "gate", 2)
+    assert result.ok and said == [], said
+
+
 def test_when_it_moves_on_that_is_said_and_the_run_ends_well(tmp_path: Path) -> None:
     text = PRELUDE + "if rank == 1:\n    while not os.path.exists(gate): time.sleep(0.1)\ndist.barrier()"
     result, said = run(text, tmp_path / "gate")

@@ -164,6 +164,25 @@ dist.all_reduce(torch.ones(1))
     assert any("time limit" in note for note in cause["notes"]), cause
 
 
+@pytest.mark.parametrize("then", ["dist.barrier()", "raise SystemExit(3)", "os._exit(0)"])
+def test_the_error_that_ended_a_thread_is_told(script: Path, capsys: pytest.CaptureFixture[str], then: str) -> None:
+    """Whatever became of its rank."""
+    script.write_text(f"""
+import os, threading, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+def work():
+    raise KeyError("label")
+if dist.get_rank() == 1:
+    thread = threading.Thread(target=work); thread.start(); thread.join()
+    {then}
+else:
+    dist.recv(torch.ones(1), 1)
+""")
+    assert run.main(["-n", "2", "--json", str(script)]) == 1
+    cause = only(capsys.readouterr().out)["cause"]
+    assert f"A thread of rank 1 ended with KeyError: 'label' at {script.name}:5." in cause["notes"], cause
+
+
 CAUGHT = """
 import datetime, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")

@@ -79,6 +79,11 @@ HELP = (
 
 def cause(run: Run, job: Job, end: RunEnd) -> Cause | None:
     """Why `run` did not end well, or None when it did."""
+    found = _cause(run, job, end)
+    return replace(found, notes=(*found.notes, *_dead_threads(run))) if found else None
+
+
+def _cause(run: Run, job: Job, end: RunEnd) -> Cause | None:
     if end.why is Why.INTERRUPTED:
         return _interrupted(run, end)
     if end.why is Why.NODE_LOST:
@@ -91,6 +96,19 @@ def cause(run: Run, job: Job, end: RunEnd) -> Cause | None:
         return launched(run, job)
     bad = [report for report in run.ranks if _is_bad(report, job)]
     return _failure(run, bad) if bad else None
+
+
+DEAD_THREAD = re.compile(
+    r"^Exception in thread .+:\n(Traceback \(most recent call last\):\n(?:  .*\n)+\w[\w.]*(?:: .*)?)$", re.MULTILINE
+)
+
+
+def _dead_threads(run: Run) -> list[str]:
+    """The errors that ended threads of the ranks: Python prints them, and the program goes on without what they should do."""
+    dead = [
+        (report.rank, parse(one)) for report in run.ranks for one in DEAD_THREAD.findall(report.stderr)[:MOST_FATES]
+    ]
+    return [f"A thread of rank {rank} ended with {_short(error)}{at(error.frame)}." for rank, error in dead]
 
 
 # Failures --------------------------------------------------------------------------------------------------------

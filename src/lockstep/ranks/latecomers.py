@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from .hang_detector import AskMembers
 from .member import Member, RunState, counterpart, others
 from .messages import Begin, Place
-from .places import dumped, said_of
+from .places import dumped, held_in, said_of
 from .report import Collective, Frame
 from .words import at, names, one_or_more
 
@@ -81,9 +81,11 @@ class Latecomers:
             return ""
         self.next = now + min(EVERY, after / 2)
         calls = [member for member in self.run.everyone if self._waits_long(member, now - after)]
-        if not calls:
+        apart = [one for one in self.run.everyone if not one.done]
+        still = not calls and all(one.last is not None and one.last_at < now - after for one in apart)
+        if not calls and not still:
             return self._look_at_meeting(now, after)
-        said = self._tell(calls, now)
+        said = self._stalled(apart, now) if still else self._tell(calls, now)
         if self.wait is None:
             self.pause = min(2 * self.pause, SELDOM)
             self.next = now + self.pause
@@ -166,7 +168,7 @@ class Latecomers:
             (member for member in waiting if _is_in(member) and any(map(_is_elsewhere, self._missing(member)))), None
         )
         if first is None or first.last is None:
-            return ""
+            return self._stalled([one for one in self.run.everyone if not one.done], now)
         call = first.last
         line = counterpart(call, first.rank)
         missing = [one for one in self._missing(first) if _is_elsewhere(one)]
@@ -183,6 +185,24 @@ class Latecomers:
         self.again = first.last_at + AGAIN * (now - first.last_at)
         return self._said(same, missing, now - first.last_at, called, call.frame, where)
 
+    def _stalled(self, apart: list[Member], now: float) -> str:
+        """That all of these wait in calls, and that it is no hang only because threads of theirs might free them."""
+        self.ask(apart)
+        active = [one.rank or 0 for one in apart if one.sample is not None and one.sample.threads]
+        where = [f"rank {one.rank} waits in {self._called(one)}" for one in apart if _is_in(one)]
+        if not active or len(where) < len(apart) or tuple(where) in self.told:
+            return ""
+        self.told.add(tuple(where))
+        since = now - max(one.last_at for one in apart)  # not empty: some are active
+        running = one_or_more(active, "A thread of {} still runs", "Threads of {} still run").format(names(active))
+        might = f"{running} and might end this, so the run goes on; Ctrl-C ends it."
+        return "\n  ".join([f"No rank has made a call for {since:.0f} s. {might}", *where])
+
+    @staticmethod
+    def _called(member: Member) -> str:
+        assert member.last is not None and member.sample is not None
+        return said_of(_collective(member, member.last), member.sample.call) + at(Frame.of(member.last.frame))
+
     def _place(self, member: Member) -> str:
         """Where a late rank is, by its own word or by the fault handler's, with the processes it has forked."""
         own = Frame.of(member.sample.frame) if member.sample is not None else None
@@ -191,7 +211,7 @@ class Latecomers:
             (pid, dumped(text.rpartition("(most recent call first)")[2])) for pid, text in texts
         ]  # the last of each
         frame = own or next((frame for pid, frame in stacks if pid == member.pid), None)
-        held = member.sample.detail.get("held") if member.sample is not None else None
+        held = held_in(member.sample.detail) if member.sample is not None else ""
         said = [(_at(frame) if frame else "in a library's code") + (f": it waits in {held}" if held else "")]
         said += [f"its process {pid} is {_at(frame)}" for pid, frame in stacks if pid != member.pid and frame]
         return "; ".join(said)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .calls import LIBRARIES
 from .report import OWN_CODE, Collective, Frame, Outcome, RankReport, Waiting
-from .words import names
+from .words import at, names
 
 STOOD = (Outcome.HUNG, Outcome.TIMED_OUT, Outcome.INTERRUPTED, Outcome.STOPPED)
 """Ranks that had not come to an end of their own, and were asked where they were."""
@@ -78,10 +78,15 @@ def what(report: RankReport) -> str:
     if report.stopped:
         return "held by a signal (SIGSTOP)"
     if operation is None:
-        return IN_DDP.get(doing, doing) or OWN_CODE + (
-            f": waits in {held}" if (held := detail(report).get("held")) else ""
-        )
+        held = held_in(detail(report))
+        return IN_DDP.get(doing, doing) or OWN_CODE + (f": waits in {held}" if held else "")
     return said_of(operation, doing)
+
+
+def held_in(detail: Mapping[str, object]) -> str:
+    """What a rank's own code waits in: `Queue.get`, or `Thread.join` and where that thread is."""
+    held, thread = str(detail.get("held") or ""), Frame.of(detail.get("thread_at"))
+    return held + (f" for a thread{at(thread)}" if held and thread else "")
 
 
 def in_group(report: RankReport, world_size: int) -> str:

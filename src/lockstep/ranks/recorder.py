@@ -460,6 +460,8 @@ class Recorder:
             call = "wait"
         if called and not call:
             detail["held"] = called
+            needed = (self._users_place(one) for other, one in frames.items() if _needs(thread, other, frames))
+            detail["thread_at"] = next(filter(None, needed), None)
         seconds, end = self._limits.get(thread, (0.0, 0.0))
         if not seconds and operation in self._group_limits:
             seconds, end = self._group_limits[operation]
@@ -483,7 +485,7 @@ class Recorder:
         """Whether a thread is inside a communication call, and not at work for it."""
         while frame is not None and not self.is_users(frame.f_code.co_filename):
             file, name = frame.f_code.co_filename, frame.f_code.co_name
-            if _communicates(file, name):
+            if _communicates(file, name) or name == "_lockstep_wait":
                 return True
             if name in _PICKLING or file.startswith(_FILES) or not file.startswith((_HERE, _TORCH)):
                 return False

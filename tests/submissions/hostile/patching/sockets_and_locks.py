@@ -1,6 +1,6 @@
 # exercise: average_gradients
 # family: patching
-# verdict: not-averaged
+# verdict: not-averaged or exited-early
 # without: stub
 # protection: judge
 # why: locks that never lock, threads that never start, queues that are always empty
