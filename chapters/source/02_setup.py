@@ -261,7 +261,7 @@ print("rank", dist.get_rank(), "of", dist.get_world_size())
 # %% [markdown]
 # PyTorch ignored `RANK=7`. In your own code, raise an error if a variable contradicts an argument.
 #
-# ### How long it waits
+# ### How long ranks wait
 #
 # One timeout applies to `init_process_group` and to each collective: by default 30 minutes with gloo, 10 with NCCL.
 # Set it in `init_process_group`; `DDP` takes no timeout:
@@ -678,7 +678,7 @@ print(f"{len(weights)} ranks, {len(weights[0])} parameters each, all equal")
 
 # %% [markdown]
 # One line turns four models into one, which learns from all 1500 samples. The losses differ, because each rank prints
-# the loss over its own samples.
+# the loss over its own samples. They fall as slowly as before, because an epoch still has only 12 steps.
 #
 # ### Move first, wrap last
 #
