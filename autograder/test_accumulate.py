@@ -39,6 +39,7 @@ from lockstep.grading import (
     Tolerance,
     difference,
     ending,
+    equal,
     evidence,
     factor_of,
     names,
@@ -47,12 +48,11 @@ from lockstep.grading import (
 
 WORLD = 3  # not a power of two: a fixed 2 or 4 in the code shows
 EQUAL, RAGGED = 0, 2  # the steps of the main run
-MAIN = [[[4, 4, 4], [4, 4], [4, 4, 1]]] * WORLD
-UNEVEN = [[[4, 4, 4, 1], [2]], [[4, 2], [3, 3]], [[3], [4, 4, 2]]]
+MAIN = [[[4, 4, 4], [2, 2, 2, 2, 2], [4, 4, 1]]] * WORLD
+UNEVEN = [[[4, 2, 4, 1], [2]], [[4, 2], [3, 3]], [[3], [4, 4, 2]]]
 ONCE = [[[4, 4], [3]]] * WORLD
-SINGLE = Tolerance(
-    relative=2e-5, absolute=0.0, norm=1e-4
-)  # of single precision; a wrong weight shows a thousand times more
+SINGLE = Tolerance(relative=2e-5, absolute=0.0, norm=1e-4)  # a wrong weight shows a thousand times more
+MOVED = Tolerance(norm=1e-3)
 
 FUNCTION = r"def train_step"
 SYNC = r"no_sync || require_backward_grad_sync || " + FUNCTION
@@ -65,7 +65,7 @@ RETURN = r"^\s+return (?!None) || return || " + FUNCTION
 
 
 def main_run(grader: Grader) -> Played:
-    """Equal micro-batches, then fewer of them, then a smaller last one; the same sizes on every rank."""
+    """Equal micro-batches, then more of them, then a smaller last one; the same sizes on every rank."""
     return play(grader, "main", MAIN)
 
 
@@ -92,9 +92,15 @@ def say_held(step: Step) -> str:
 def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     error = cause.error
-    if error is not None and "generator" in error.message:
-        said = f"Micro-batches came from a generator, and {names(cause.ranks)} raised {error}."
+    if error is not None and any(run.observed("once")):
+        said = f"Micro-batches came from an iterable that can be read once, and {names(cause.ranks)} raised {error}."
         return grader.diagnosis("needs-a-sequence", said, of=cause.ranks, at=error.frame)
+    none = error is not None and ("NoneType" in error.message or "does not require grad" in error.message)
+    if error is not None and none and any(run.observed("special")):
+        said = (
+            f"{names(cause.ranks).capitalize()} raised {error}. A parameter of the model is frozen: its grad is None."
+        )
+        return grader.diagnosis("trips-over-none", said, of=cause.ranks, at=error.frame)
     held = run.observed("held")
     uneven = len({len(own[0]) for own in held if own}) > 1
     if cause.kind not in ("hang", "mismatch", "crashed") or not uneven:
@@ -109,7 +115,9 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     said = f"In step {number} {had} micro-batches, and the ranks stopped calling the same collectives."
     said = f"{said} {where[:1].upper()}{where[1:]}.{ending(cause)}" if where else f"{said}{ending(cause)}"
     at = next((row.frame for row in cause.rows if row.tensor.startswith("1 ")), cause.frame)
-    return grader.diagnosis("collective-per-micro-batch", said, evidence=evidence(run), of=cause.ranks, at=at)
+    before_last = bool(called) and all(met == len(sizes[rank]) - 1 for rank, _, met in called)
+    id = "collective-between-forwards" if before_last else "collective-per-micro-batch"
+    return grader.diagnosis(id, said, evidence=evidence(run), of=cause.ranks, at=at)
 
 
 def last_call(run: Run, rank: int) -> list[tuple[str, int]]:
@@ -124,8 +132,9 @@ def last_call(run: Run, rank: int) -> list[tuple[str, int]]:
 # What each mistake makes of the gradient, and of the loss --------------------------------------------------------------
 
 
-def gradients_of_mistakes(step: Step, first: bool) -> list[Hypothesis]:
-    """The mistakes that give another gradient in this step; `first`: its gradients held STALE before the call."""
+def gradients_of_mistakes(played: Played, number: int) -> list[Hypothesis]:
+    """The mistakes that give another gradient in this step. In the first, gradients held STALE or nan before the call."""
+    step, first, before = played.steps[number], number == 0, played.steps[0].total
     used, right, world, counts = step.used, step.right, len(step.ranks), step.counts
     many = max(map(len, step.ranks))
     sizes = sorted(micro.count for own in step.ranks for micro in own)
@@ -136,6 +145,18 @@ def gradients_of_mistakes(step: Step, first: bool) -> list[Hypothesis]:
     def multiple(gradients: Gradients) -> Callable[[], Gradients | None]:
         """These gradients times any number, as long as that gives what was used."""
         return lambda: times(gradients, factor_of(used[0], gradients, SINGLE) or torch.nan)
+
+    def partly(says: str, *names: str) -> Hypothesis:
+        """Only the gradients with these names are some number times as large as they should be."""
+        seen, wanted = ({name: of[name] for name in names} for of in (used[0], right))
+        factor = factor_of(seen, wanted, SINGLE) or torch.nan
+        gives = {**right, **times(wanted, factor)}
+        return Hypothesis("wrong-scale", says.format(show(factor)), gives, SCALE)
+
+    def guessed(says: str, samples: int) -> Hypothesis:
+        """The sum over the samples was divided by a wrong number of them."""
+        says = f"The sum over the samples was divided by {samples}, {says}; this step has {step.total} samples."
+        return Hypothesis("wrong-scale", says, times(right, step.total / samples), SCALE)
 
     summed = step.mean(lambda own, micro: micro.count)
     least, most = counts.index(min(counts)), counts.index(max(counts))
@@ -150,8 +171,13 @@ def gradients_of_mistakes(step: Step, first: bool) -> list[Hypothesis]:
     apart = sum(float((used[0][name] - right[name]).sum()) for name in right) / sum(NUMBERS)
     scaled = f"Every number is {apart:.3g} too large: the gradients held {STALE:g} before the call, and the new ones were added to that and scaled with it."
     own_count = f"Every rank divided the same sum by its own number of samples, {counts}: from here on the ranks take different steps."
+    nan = "The gradients held nan before the call, and 0 * nan is nan: set `grad` to None, or fill it with zeros."
+    by_rate = "It is the sum over the samples; the learning rate was divided by their number instead. With momentum, weight decay or Adam that is another step."
+    divided = equal(step.moved[0], times(right, -LR), MOVED)
     factor = factor_of(used[0], right, SINGLE)
     return [
+        *[Hypothesis("missing-zero-grad", nan, times(right, torch.nan), r"\* *0|0\.? *\*|mul || zero_grad || " + BACKWARD)] * (first and played.special),
+        *[Hypothesis("changes-the-update", by_rate, summed, r"lr\b || param_groups || " + STEP)] * divided,
         *(Hypothesis("missing-zero-grad", stale.format(STALE * n / world, n, STALE), {name: g + STALE * n / world for name, g in right.items()},
                      r"zero_grad || " + BACKWARD) for n in range(1, world + 1) if first),
         *[Hypothesis("missing-zero-grad", scaled, {name: g + apart for name, g in right.items()}, r"zero_grad || " + BACKWARD)] * first,
@@ -165,14 +191,19 @@ def gradients_of_mistakes(step: Step, first: bool) -> list[Hypothesis]:
         Hypothesis("zero-grad-between", last, multiple(step.mean(lambda own, micro: micro is own[-1])), r"zero_grad || grad = None || " + LOOP),
         Hypothesis("drops-the-tail", "The last micro-batch is missing from it.", multiple(step.mean(lambda own, micro: micro is not own[-1])), r"if .*(len|size|shape) || continue|break || " + LOOP),
         Hypothesis("ignores-loss-fn", "It is the gradient of plain cross-entropy, not of the loss_fn that was given.", step.mean(step.share, step.plain), r"cross_entropy|CrossEntropyLoss || " + BACKWARD),
+        *[guessed("as many as the first step had", before)] * (before != step.total),
+        guessed("as if all but a rank's last micro-batch were as large as its first", sum(own[0].count * (len(own) - 1) + own[-1].count for own in step.ranks)),
+        guessed("as if all micro-batches of a rank were as large as its first", sum(own[0].count * len(own) for own in step.ranks)),
         Hypothesis("wrong-scale", f"It is {show(factor)} times that, throughout.", multiple(right), SCALE),
+        *[partly("The gradients of second.weight and second.bias, which two layers share, are {} times what they should be; the others are right.", "second.weight", "second.bias")] * played.special,
+        partly("The gradients of the optimizer's second group are {} times what they should be; those of its first group are right.", "first.bias", "second.weight", "second.bias"),
     ]  # fmt: skip
 
 
 def judge_gradient(grader: Grader, played: Played, number: int) -> None:
     """The gradients that the optimizer used, against those of the one big batch."""
     step = played.steps[number]
-    mistakes = gradients_of_mistakes(step, first=number == 0)
+    mistakes = gradients_of_mistakes(played, number)
     what = f"{say_held(step)} the gradient"
     grader.explain(what, step.used, step.right, mistakes, otherwise="wrong-gradient", at=BACKWARD, tolerance=SINGLE)
 
@@ -295,14 +326,13 @@ def test_gradient(grader: Grader) -> None:
 def test_update(grader: Grader) -> None:
     """the optimizer takes its step as it was set, and the ranks stay equal"""
     for number, step in enumerate(main_run(grader).steps):
-        moved = [{n: one["end"][n].double() - one["start"][n].double() for n in SHAPES} for one in step.seen]
         wanted = [times(used, -LR) for used in step.used]
-        factor = factor_of(moved[0], wanted[0], Tolerance(norm=1e-3))
+        factor = factor_of(step.moved[0], wanted[0], MOVED)
         says = f"That is {show(factor)} times what the optimizer's learning rate of {LR} says."
         grader.explain(
-            f"The way that step {number} moved a parameter", moved, Each(wanted),
+            f"The way that step {number} moved a parameter", step.moved, Each(wanted),
             [Hypothesis("changes-the-update", says, Each([times(way, factor or torch.nan) for way in wanted]))],
-            otherwise="changes-the-update", at=r"lr || param_groups || " + STEP, tolerance=Tolerance(norm=1e-3),
+            otherwise="changes-the-update", at=r"lr || param_groups || " + STEP, tolerance=MOVED,
         )  # fmt: skip
 
 
@@ -364,4 +394,6 @@ def test_empty(grader: Grader) -> None:
 @pytest.mark.needs("test_ragged")
 def test_alone(grader: Grader) -> None:
     """it also trains on a single rank, and a model in float64"""
-    judge_gradient(grader, play(grader, "alone", [[[3, 2]]], dtype="float64"), 0)
+    played = play(grader, "alone", [[[3, 2]]], dtype="float64", special=True)
+    judge_gradient(grader, played, 0)
+    judge_losses(grader, played)

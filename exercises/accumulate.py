@@ -29,13 +29,15 @@ def train_step(
     weight, whichever rank holds it. Micro-batches may differ in size (the last is often smaller), and ranks may hold
     different numbers of micro-batches and samples. DDP's mean gives every *rank* the same weight; correct for that.
 
-    - The gradients cross the network once per step, however many micro-batches there are. Collectives of up to 64
-      bytes, such as a sample count, are exempt; every rank calls the same number of them, whatever data it holds.
+    - The gradients cross the network once per step, however many micro-batches there are. Collectives to which a rank
+      contributes up to 64 bytes, such as a sample count, are exempt. Every rank calls the same number of them, whatever
+      data it holds, before its first forward or after its last: DDP calls collectives in a forward, too.
     - Run forward and backward for one micro-batch at a time, so that only one micro-batch's activations are in memory.
     - Ignore whatever the parameters' `grad` holds before the call.
 
     Args:
-        ddp_model: a model in DDP, in the default process group, the same on every rank.
+        ddp_model: a model in DDP, in the default process group, the same on every rank. A parameter may be frozen
+            (`requires_grad` is False and `grad` is None), or shared by two layers.
         micro_batches: pairs (x, y) on the model's device with at least one sample each; the first dimension of both
             counts samples. Any iterable works, including one that has no length and can be read only once, such as
             `itertools.islice(loader, 8)`.

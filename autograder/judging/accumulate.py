@@ -78,6 +78,11 @@ class Step:
         return named(torch.stack([weighted(own, weight) for own in ranks or self.ranks]).mean(0))
 
     @property
+    def moved(self) -> list[Gradients]:
+        """By rank, how far the step moved each parameter."""
+        return [{name: one["end"][name].double() - one["start"][name].double() for name in SHAPES} for one in self.seen]
+
+    @property
     def right(self) -> Gradients:
         """The gradient of the one big batch."""
         return self.mean(self.share)
@@ -125,6 +130,8 @@ class Played:
     x: torch.Tensor
     y: torch.Tensor
     sizes: Sizes
+    special: bool
+    """Whether the gradients held nan before the first step, and the model has a frozen parameter and tied weights."""
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -175,7 +182,9 @@ def compute(state: Gradients, x: torch.Tensor, y: torch.Tensor, smoothing: float
     return Micro(len(x), loss.item(), torch.cat([gradient.flatten() for gradient in gradients]))
 
 
-def play(grader: Grader, purpose: str, sizes: Sizes, once: bool = False, dtype: str = "float32") -> Played:
+def play(
+    grader: Grader, purpose: str, sizes: Sizes, once: bool = False, dtype: str = "float32", special: bool = False
+) -> Played:
     """Draw weights and data for these micro-batches, and call the submission once a step."""
     generator = grader.generator(purpose)
     initial = {name: torch.randn(shape, generator=generator) / 2 for name, shape in SHAPES.items()}
@@ -184,5 +193,7 @@ def play(grader: Grader, purpose: str, sizes: Sizes, once: bool = False, dtype: 
     x += torch.randn(world, 1, 1, 1, generator=generator)  # each rank's lie somewhere else, so their gradients differ
     y = torch.randint(0, CLASSES, (world, count, most), generator=generator)
     each = [{"x": x[rank], "y": y[rank], "sizes": sizes[rank]} for rank in range(world)]
-    run = grader.run("steps", world, each=each, initial=initial, lr=LR, stale=STALE, once=once, dtype=dtype)
-    return Played(run, x, y, sizes)
+    stale = torch.nan if special else STALE
+    how = {"once": once, "dtype": dtype, "special": special}
+    run = grader.run("steps", world, each=each, initial=initial, lr=LR, stale=stale, **how)
+    return Played(run, x, y, sizes, special)

@@ -39,13 +39,17 @@ class Activation:
 class Noting(nn.Module):
     """A small classifier that marks each forward with the number of its samples, and of the earlier ones it still holds."""
 
-    def __init__(self, initial: State) -> None:
+    def __init__(self, initial: State, special: bool = False) -> None:
         super().__init__()
         self.saved: weakref.WeakSet[Activation] = weakref.WeakSet()
         self.forwards = 0
         self.first = nn.Linear(*reversed(initial["first.weight"].shape))
         self.second = nn.Linear(*reversed(initial["second.weight"].shape))
         self.load_state_dict(initial)
+        if special:
+            self.frozen = nn.Parameter(torch.ones(()), requires_grad=False)
+            self.tied = nn.Linear(*reversed(initial["second.weight"].shape))
+            self.tied.weight, self.tied.bias = self.second.weight, self.second.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, features) → (B, classes)."""
@@ -75,12 +79,15 @@ def parameters(model: nn.Module) -> State:
 class Step:
     """One call of the submission: every step of the optimizer within it is noted with the gradients that it used."""
 
-    def __init__(self, submission, initial: State, lr: float, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, submission, initial: State, lr: float, dtype: torch.dtype = torch.float32, special: bool = False
+    ) -> None:
         self.submission = submission
         self.device = join()
-        self.inner = Noting(initial).to(self.device, dtype)
+        self.inner = Noting(initial, special).to(self.device, dtype)
         self.wrapped = DDP(self.inner)
-        self.optimizer = torch.optim.SGD(self.wrapped.parameters(), lr=lr)
+        first, *others = self.wrapped.parameters()
+        self.optimizer = torch.optim.SGD([{"params": [first]}, {"params": others}], lr=lr)
         self.optimizer.register_step_pre_hook(lambda *_: self.used.append(self.gradients()))
         self.used: list[State] = []
 
@@ -106,6 +113,16 @@ class Step:
         }
 
 
+class Once:
+    """An iterable without a length, but not an iterator: it gives the same generator each time it is asked."""
+
+    def __init__(self, pairs: list) -> None:
+        self.pairs = (pair for pair in pairs)
+
+    def __iter__(self):
+        return self.pairs
+
+
 def split(data: tuple[torch.Tensor, torch.Tensor], sizes: list[int], device: torch.device) -> list:
     """The first samples of this data as micro-batches of these sizes."""
     count = sum(sizes)
@@ -123,20 +140,25 @@ def steps(
     sizes: Sizes,
     once: bool,
     dtype: str,
+    special: bool,
 ) -> None:
-    """Some steps. `x[step]` has this rank's samples, `sizes[step]` its micro-batches; `once`: as a generator.
-    The model and `x` are of type `dtype`.
+    """Some steps. `x[step]` has this rank's samples, `sizes[step]` its micro-batches; `once`: as what can be read once,
+    first a generator. The model and `x` are of type `dtype`; `special`: it has a frozen parameter and tied weights.
 
     Before the first step every gradient holds the number `stale`.
     """
     observe("held", sizes)
-    step = Step(submission, initial, lr, getattr(torch, dtype))
+    observe("once", once)
+    observe("special", special)
+    step = Step(submission, initial, lr, getattr(torch, dtype), special)
     for parameter in step.inner.parameters():
-        parameter.grad = torch.full_like(parameter, stale)
+        parameter.grad = torch.full_like(parameter, stale) if parameter.requires_grad else None
     found = []
     for number, own in enumerate(sizes):
         batches = split((x[number].to(getattr(torch, dtype)), y[number]), own, step.device)
-        found.append(step.take((pair for pair in batches) if once else batches))
+        if once:
+            batches = Once(batches) if number else iter(Once(batches))
+        found.append(step.take(batches))
         observe("steps", found)
 
 
