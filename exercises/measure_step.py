@@ -42,16 +42,17 @@ def exposed_communication(
     repeats: int = 9,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurement:
-    """Measure a step that synchronizes its gradients, and the same step in `no_sync()`. Every rank calls it.
+    """Measure a step that synchronizes its gradients, and the same step in `no_sync()`. Every rank of the job calls it.
 
     - First run at least two warm-up steps of each kind, which don't count.
     - Then alternate between the two kinds, `repeats` steps of each, so that a machine that slows down slows both.
     - The ranks start every step together, after a barrier. Between the two readings of `clock` there is only `step()`:
       no barrier, and no zeroing of gradients. Each step starts with gradients of None or zero.
-    - Other work on the machine can only add time. So take the minimum, separately for each kind.
-    - A step takes as long as the slowest rank: all ranks return the same numbers, the largest ones.
-    - Afterwards the model is unchanged: its gradients (including those that were None) and its buffers are as before,
-      and it synchronizes gradients again.
+    - Other work on the machine can only add time. So take the minimum over the repeats, separately for each kind.
+    - A step takes as long as its slowest rank. So take the largest over the ranks, before the minimum or after it; all
+      ranks return the same numbers.
+    - Afterwards the model is unchanged: all its gradients (including those that were None or belong to frozen
+      parameters) and all its buffers are as before, and it synchronizes gradients again.
 
     Args:
         step: runs forward and backward for one batch through `ddp_model`. It neither clears gradients nor updates
@@ -81,7 +82,7 @@ def scaling_efficiency(seconds: Mapping[int, float], mode: str) -> dict[int, flo
         Maps each number of ranks to its efficiency, as a fraction.
 
     Raises:
-        ValueError: for any other mode, for no runs, and for a time that is not positive.
+        ValueError: for any other mode, for no runs, and for a time of zero or less.
     """
     raise NotImplementedError("measure_step: compare samples per second per rank")
 

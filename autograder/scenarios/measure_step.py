@@ -41,7 +41,7 @@ def before() -> None:
 
 
 class Counting(nn.Module):
-    """A layer, a parameter that is not used, and two buffers that count how often the model was called in training."""
+    """A layer, a parameter that is not used, and buffers that count how often the model was called in training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,12 +49,14 @@ class Counting(nn.Module):
         self.unused = nn.Parameter(torch.ones(2), requires_grad=False)
         self.register_buffer("calls", torch.full((), 5.0))
         self.register_buffer("batches", torch.full((), 5))  # whole numbers, like BatchNorm's num_batches_tracked
+        self.register_buffer("unsaved", torch.full((), 5.0), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, 4) → (B, 3)."""
         if self.training:
             self.calls += 1
             self.batches += 1
+            self.unsaved += 1
         return self.layer(x)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -88,12 +90,13 @@ def measures(
     ddp_model.train()
     model.layer.weight.grad = None
     model.layer.bias.grad.fill_(7)
+    model.unused.grad = torch.full((2,), 7.0)  # it was trained before it was frozen
     dirty: list[bool] = []
 
     def step() -> None:
         kind = "step" if ddp_model.require_backward_grad_sync else "alone"
         mark(kind)
-        dirty.append(any(p.grad is not None and bool(p.grad.any()) for p in model.parameters()))
+        dirty.append(any(p.grad is not None and bool(p.grad.any()) for p in model.layer.parameters()))
         ddp_model(batch * (rank() + 1)).sum().backward()
         CLOCK.now += next(scripted[kind])
         counts[kind] += 1
