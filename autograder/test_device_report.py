@@ -19,7 +19,10 @@ from lockstep.grading import Cause, Diagnosis, Grader, Run
 FUNCTION = r"def device_report"
 WALK = r"named_parameters || parameters\( || " + FUNCTION
 BUFFERS = r"named_buffers || buffers\( || state_dict || " + WALK
-NEST = r"isinstance\(.*(dict|Mapping) || register\( || isinstance\(.*(list|tuple) || " + FUNCTION
+NEST = (
+    r"data_ptr\( || isinstance\(.*Mapping || isinstance\(.*dict || register\( || isinstance\(.*(list|tuple) || "
+    + FUNCTION
+)
 HELD = r"named_modules|\.modules\( || vars\(\w+\)|__dict__ || " + FUNCTION
 LOSS = r"isinstance\(loss || loss is || loss\. || " + FUNCTION
 UNWRAP = r"DistributedDataParallel\) || \.module\b || " + WALK
@@ -50,9 +53,10 @@ ATTRIBUTES = {
     "model.mean": "float32",
     "model.anchors[0]": "float32",
     'model.anchors[1][0]["wide"]': "float64",
-    "model.norm.extra": "float32",
+    "model.norm._extra": "float32",
     "model.adapters[0].weight": "float32",
     "model.adapters[0].steps": "int64",
+    "model.adapters[0].inner.weight": "float32",
     "model.prompts[0]": "float32",
 }
 FOCAL = {
@@ -129,7 +133,9 @@ def look_at(grader: Grader, seen: dict[str, Any], wanted: Tensors, missing: dict
         said = f"{path} is in the report {how}: {len(paths)} entries for {len(wanted)} tensors."
         if path in SECOND:
             said = f"{SECOND[path]} and {path} are the same tensor, and the report lists both."
-        grader.fail("reported-twice", said, at=NEST if path.startswith("batch") else HELD)
+        grader.fail(
+            "reported-twice", said, at=r"asdict\( || astuple\( || " + NEST if path.startswith("batch") else HELD
+        )
     for path, kind, device, dtype in seen["tensors"]:
         if (device, dtype) != wanted[path][1:]:
             has = f"{wanted[path][2]} on {seen['other'] if wanted[path][1] == THERE else HERE}"
@@ -271,6 +277,10 @@ def test_verdict_when_all_is_well(grader: Grader) -> None:
         said = f"Everything is on the CPU, and the report's first line is {first[:120]!r}."
         grader.fail("verdict-not-first", said, at=TEXT)
     look_at_table(grader, seen)
+    first = grader.run("registered", 1).observed("on a GPU")[0].partition("\n")[0]
+    if not first.lower().startswith("all") or "cuda" not in first:
+        said = f'Everything is on cuda:1 and should be on "cuda", which stands for any GPU; the report\'s first line is {first[:120]!r}.'
+        grader.fail("verdict-not-first", said, at=r"device [!=]= || " + TEXT)
     seen = found(grader.run("empty", 1), "empty")
     first = seen["text"].partition("\n")[0]
     if seen["tensors"] or not first.lower().startswith("all") or HERE not in first:

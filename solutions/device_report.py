@@ -82,18 +82,20 @@ def device_report(
        Their paths are the names from `named_parameters()` and `named_buffers()`, with the prefix `model.`. If DDP wraps
        the model, look inside the wrapper: no name contains `module.`.
     2. The model's attributes: unregistered tensors that a module holds, directly or in lists, tuples and dictionaries,
-       and the tensors of modules in a plain list. `model.to(device)` moves none of these. Don't list
-       a parameter or buffer again as an attribute, even if a module keeps a second list of them, as `nn.LSTM` does.
+       and the parameters and buffers of modules in a plain list and of their children. `model.to(device)` moves none of
+       these. Don't list a parameter or buffer again as an attribute, even if a module keeps a second list of them, as
+       `nn.LSTM` does. You may assume that no list leads back to the model.
     3. The same for `loss`, with the prefix `loss.`, if it is a module. `nn.CrossEntropyLoss(weight=…)` holds a tensor;
        a loss without tensors is not mentioned.
     4. The batch, however it is nested: mappings, lists, tuples, named tuples and dataclasses. Its paths look like
-       `batch[0]`, `batch[1]["boxes"][2]` and `batch[1].mask`. Skip everything that is not a tensor.
+       `batch[0]`, `batch[1]["boxes"][2]` and `batch[1].mask`. Skip numbers, text and None.
 
     Args:
         model: the module that is trained, wrapped in DDP or not.
         batch: what the training step takes from its loader, in one argument or in several; `batch[0]` is the first.
         loss: the loss, a module or a function.
-        device: where every tensor should be; by default the device of most of the model's parameters.
+        device: where every tensor should be; by default the device of most of the model's parameters. Count tensors or
+            elements, as you like; if there are no parameters, or two devices have equally many, any device will do.
     """
     # --- solution: collect every tensor, and decide where they should be ---
     if isinstance(model, DistributedDataParallel):

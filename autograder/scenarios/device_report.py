@@ -6,6 +6,7 @@ and no data, so a tensor in the wrong place is as wrong there as on a GPU.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import UserDict, namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -54,11 +55,12 @@ class Registered(nn.Module):
 
 
 class Adapter(nn.Linear):
-    """A module with a parameter and a buffer."""
+    """A module with a parameter, a buffer and a child."""
 
     def __init__(self) -> None:
         super().__init__(2, 2, bias=False)
         self.register_buffer("steps", torch.zeros(1, dtype=torch.int64))
+        self.inner = nn.Linear(1, 1, bias=False)
 
 
 class Holding(Registered):
@@ -71,7 +73,7 @@ class Holding(Registered):
         self.anchors = [torch.ones(2), ({"wide": torch.ones(4, dtype=torch.float64)},)]
         self.name = "holding"
         self.lstm = nn.LSTM(2, 2)  # keeps its parameters in a second list
-        self.norm.extra = torch.zeros(1)  # deeper down
+        self.norm._extra = torch.zeros(1)  # deeper down
         self.adapters = [Adapter()]  # a plain list: nn.Module does not see it
         self.prompts = [nn.Parameter(torch.zeros(2))]  # nor a parameter in one
 
@@ -140,7 +142,7 @@ def _members(model: nn.Module) -> dict[str, str]:
     return members
 
 
-def _look(submission, label: str, model: nn.Module, *batch: Any, **options: Any) -> None:
+def _look(submission, label: str, model: nn.Module, *batch: Any, **options: Any) -> Any:
     """Call it once, and say what it found and what it changed."""
     arguments = [model, *batch, options.get("loss")]
     before, members, random = _state(_all(arguments)), _members(model), torch.get_rng_state()
@@ -162,6 +164,7 @@ def _look(submission, label: str, model: nn.Module, *batch: Any, **options: Any)
         "mode": model.training,
     }
     observe(label, found)
+    return report
 
 
 def registered(submission) -> None:
@@ -169,7 +172,9 @@ def registered(submission) -> None:
     observe("other", str(OTHER))
     model = Registered()
     model.submodule = nn.Linear(2, 2, bias=False)  # a name that ends as DDP's prefix does
-    _look(submission, "registered", model)
+    report = _look(submission, "registered", model)
+    gpu = [dataclasses.replace(one, device=torch.device("cuda", 1)) for one in report.tensors]
+    observe("on a GPU", str(dataclasses.replace(report, tensors=gpu, device=torch.device("cuda"))))
 
 
 def moved(submission) -> None:
