@@ -15,7 +15,6 @@ import statistics
 from collections.abc import Callable
 
 import pytest
-import torch
 from judging.measure_step import (
     CLEARING,
     FIRST,
