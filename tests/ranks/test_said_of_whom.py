@@ -82,7 +82,11 @@ CASES = {
         "Rank 0 took the branch at line {line} (if rank == 0); ranks 1 and 2 did not."),
     "two groups of the same ranks": Case(
         "one, other = (dist.new_group([0, 1, 2]) for _ in range(2))\ndist.all_reduce(t, group=other if rank == 1 else one)", 3,
-        "rank 1 never joined all_reduce #1: it waits in all_reduce #1 in group 2 of ranks 0, 1 and 2.", (1,)),
+        "rank 1 never joined all_reduce #1 in group 1 of ranks 0, 1 and 2: it waits in all_reduce #1 in group 2 of ranks 0, 1 and 2.",
+        (1,)),
+    "a group of all ranks beside the default one": Case(
+        "also = dist.new_group()\ndist.all_reduce(t, group=also if rank == 1 else None)", 3,
+        "rank 1 never joined all_reduce #1 of the default group: it waits in all_reduce #1 of ranks 0, 1 and 2.", (1,)),
     "two groups, one of which has a name": Case(
         "metrics = dist.new_group([0, 1], group_desc='metrics')\nother = dist.new_group([0, 1])\n"
         "dist.all_reduce(t, group=other if rank == 1 else metrics)", 2,
@@ -91,8 +95,8 @@ CASES = {
     "two groups wait for each other": Case(
         "first, second = dist.new_group([0, 1]), dist.new_group([0, 1])\n"
         "dist.all_reduce(t, group=second if rank == 1 else first)", 2,
-        "rank 0 waits in all_reduce #1, rank 1 in all_reduce #1 in group 2 of ranks 0 and 1: they wait for "
-        "each other.", ()),
+        "rank 0 waits in all_reduce #1 in group 1 of ranks 0 and 1, rank 1 in all_reduce #1 in group 2 of ranks 0 and 1: they wait "
+        "for each other.", ()),
     "a dimension of a mesh": Case(
         "from torch.distributed.device_mesh import init_device_mesh\n"
         "tp = init_device_mesh('cpu', (2, 2), mesh_dim_names=('dp', 'tp')).get_group('tp')\ndist.all_reduce(t, group=tp)\n"

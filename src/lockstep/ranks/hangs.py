@@ -446,7 +446,7 @@ def _collectives(
         for report in waiting:
             if report.rank in absent:
                 where.setdefault(in_group(report, len(members)), []).append(report.rank)
-        of_all = " of all ranks" if any(one.startswith(f"{expected} of ") for one in where) else ""
+        of_all = " of the default group" if any(one.startswith(f"{expected} of ") for one in where) else ""
         waits = [f"{wait(ranks)} in {place}" for place, ranks in where.items()]
         if len(where) == 1:
             waits = [f"{one_or_more(absent, 'it waits', 'they wait')} in {next(iter(where))}"]

@@ -90,17 +90,17 @@ def held_in(detail: Mapping[str, object]) -> str:
 
 
 def in_group(report: RankReport, world_size: int) -> str:
-    """The same with the members of its group, if that isn't the world: `all_reduce #2 of ranks 0 and 1`."""
+    """The same with its group, unless it is the default one: `all_reduce #2 of ranks 0 and 1`."""
     operation = pending(report)
     if operation is None or len(operation.members) < 2:
         return what(report)
     alike = [*dict.fromkeys(one.name for one in report.groups if {*one.members} == {*operation.members})]
-    part, nth = len(operation.members) < world_size, alike.index(operation.group) if operation.group in alike else 0
-    if operation.described and len(alike) > 1:
+    if operation.group not in alike:
+        return what(report) + part_of(operation, world_size)
+    if operation.described:
         return f"{what(report)} of {names(operation.members)} ({operation.described})"
-    if len(alike) > 1 and (part or nth):
-        return f"{what(report)} in group {nth + 1} of {names(operation.members)}"
-    return what(report) + part_of(operation, world_size)
+    nth = f"in group {alike.index(operation.group) + 1} " if len(alike) > 1 else ""
+    return f"{what(report)} {nth}of {names(operation.members)}"
 
 
 def part_of(operation: Collective, world_size: int) -> str:
