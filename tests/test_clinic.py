@@ -298,7 +298,7 @@ def test_its_page_shows_what_a_run_shows(name: str, tmp_path: Path, stopped: Non
 
 
 def test_a_line_that_no_run_shows_is_noticed() -> None:
-    shown = "HANG after 1.3 s at job.py:47: rank 0 never joined backward, for DDP's gradient all-\nreduce #7"
+    shown = "HANG after 1.3 s at job.py:47: rank 0 never joined backward (DDP's gradient all-\nreduce #7)"
     assert missing("HANG after 0.9 s at job.py:47: rank 0 never …\nreduce #7\n", shown) == []
     assert missing("HANG after 1.3 s at job.py:47: rank 1 never\n", shown) != []
     assert missing("HANG after 1.3 s at job.py:48: rank 0 never\n", shown) != []

@@ -85,7 +85,7 @@ CASES = [
          ("all_reduce #1",)),
     Case("uneven batches", "m = DDP(torch.nn.Linear(4, 4))\nfor _ in range(5 - (rank == 1)):\n"
          "    m(t).sum().backward()", DONE, HUNG, "hang",
-         says=("in backward, for DDP's gradient all-reduce #5, which rank 1 never called",
+         says=("in backward (DDP's gradient all-reduce #5), which rank 1 never called",
                "it has finished after all_reduce #4"), line="m(t).sum().backward()"),
     Case("one constructs no DDP", "if rank != 1:\n    DDP(torch.nn.Linear(4, 4))\nelse:\n    dist.all_reduce(t)", HUNG,
          HUNG, "hang", None, ("DDP",)),
@@ -173,7 +173,7 @@ WAITS = "waited in all_reduce #2 at fates:"
     [
         (f"dist.all_reduce(t)\n{RAISES}dist.all_reduce(t)", f"Ranks 0, 2 and 3 {WAITS}10; Lockstep ended them."),
         (f"m = DDP(torch.nn.Linear(4, 4))\n{RAISES}m(t).sum().backward()",
-         "Ranks 0, 2 and 3 waited in backward, for DDP's gradient all-reduce #1 at fates:10; Lockstep ended them."),
+         "Ranks 0, 2 and 3 waited in backward (DDP's gradient all-reduce #1) at fates:10; Lockstep ended them."),
         (f"{RAISES}if rank == 2:\n    time.sleep(30)\nif rank != 3:\n    dist.barrier()",
          "Rank 0 waited in barrier #1 at fates:12, rank 2 had reached fates:10 (time.sleep(30)); Lockstep ended them. "
          "Rank 3 finished."),
@@ -216,7 +216,7 @@ def test_two_calls_that_meet_by_chance_are_told_apart() -> None:
     assert any("took the branch" in note and "(if rank == 0 or step != 3)" in note for note in run.cause.notes)
     said = [row.what for row in run.cause.rows]
     assert len({row.frame for row in run.cause.rows}) == 2
-    assert sum(one.startswith("backward, for DDP's gradient all-reduce #") for one in said) == 1, said
+    assert sum(one.startswith("backward (DDP's gradient all-reduce #") for one in said) == 1, said
 
 
 @pytest.mark.parametrize("size", [2, 4])

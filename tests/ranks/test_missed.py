@@ -47,7 +47,7 @@ MISSED = {
     "backward": Case(
         MODEL + "for step in range(5):\n    loss = model(torch.ones(2, 4)).mean()\n    if bad(loss, step):  # HERE\n        continue\n"
         "    loss.backward()\ndist.all_reduce(torch.zeros(1))",
-        "rank 2 skipped backward, for DDP's gradient all-reduce #3, when `step` was 2; ranks 0 and 1 called it.",
+        "rank 2 skipped backward (DDP's gradient all-reduce #3) when `step` was 2; ranks 0 and 1 called it.",
         "Rank 2 took the branch at line {line} (if bad(loss, step)); ranks 0 and 1 did not."),
     "backward without sync": Case(
         "from contextlib import nullcontext\n" + MODEL + "for step in range(5):\n"

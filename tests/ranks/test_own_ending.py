@@ -131,8 +131,8 @@ def test_what_ranks_write_is_shown(case: str, capsys: pytest.CaptureFixture[str]
         assert capsys.readouterr().out.replace("[rank ", "").replace("] ", " ") == expected
 
 
-WAITED = "Left alone this would have waited {}."
-CLOSED = 'Left alone, {} would have failed with gloo\'s "Connection closed by peer" once {} had ended.'
+WAITED = "Without Lockstep, it would have waited {}."
+CLOSED = 'Without Lockstep, {} would have failed with gloo\'s "Connection closed by peer" once {} had ended.'
 DEFAULT = "30 minutes (gloo's default timeout)"
 LEFT_ALONE: dict[str, tuple[str, list[str]]] = {
     "wait for one that has finished": ("if rank < 2: dist.all_reduce(t)", [CLOSED.format("ranks 0 and 1", "rank 2")]),
@@ -176,4 +176,4 @@ def test_what_would_have_come_of_a_hang_depends_on_who_is_waited_for(case: str) 
     text, said = LEFT_ALONE[case]
     run = ranks.run(ranks.Source(f"{PRELUDE}from datetime import timedelta\nt = torch.ones(4)\n{text}"), 3)
     assert run.cause.kind is Kind.HANG
-    assert [note for note in run.cause.notes if "Left alone" in note] == said
+    assert [note for note in run.cause.notes if "Without Lockstep" in note] == said

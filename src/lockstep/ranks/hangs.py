@@ -243,12 +243,12 @@ def _left_alone(members: Sequence[RankReport], waiting: Sequence[RankReport]) ->
     timeouts = {_timeout(report, calls.get(report.rank)) for report in waiting}
     if woken and all(group_timeout(report, calls[report.rank]) for report in waiting if report.rank in woken):
         gone = {*chain.from_iterable(woken.values())}
-        return f'Left alone, {names(woken)} would have failed with gloo\'s "Connection closed by peer" once {names(gone)} had ended.'
+        return f'Without Lockstep, {names(woken)} would have failed with gloo\'s "Connection closed by peer" once {names(gone)} had ended.'
     if None in timeouts or any(others & finished for others in awaited.values()):
         return ""
     seconds = min(one for one in timeouts if one is not None)
     by = "gloo's default timeout" if seconds == GLOOS_DEFAULT else "the timeout that the program set"
-    return f"Left alone this would have waited {duration(seconds)} ({by})."
+    return f"Without Lockstep, it would have waited {duration(seconds)} ({by})."
 
 
 def _timeout(report: RankReport, call_: Collective | None) -> float | None:
@@ -433,23 +433,23 @@ def _collectives(
             [SAME_ORDER, *(may_skip(first) if first else []), *steps],
             counts=_counts(members),
         )
-    elsewhere = {in_group(report, len(members)) for report in waiting if report.rank in absent}
-    if absent and len(absent) == len(there) and len(waiting) == 2 * len(absent) and len(elsewhere) == 1:
-        other = next(report for report in waiting if report.rank in absent)
+    elsewhere: dict[str, list[int]] = {}
+    for report in waiting:
+        if report.rank in absent:
+            elsewhere.setdefault(in_group(report, len(members)), []).append(report.rank)
+    alike = len({what(report) for report in waiting if report.rank in absent}) == 1
+    if absent and len(absent) == len(there) and len(waiting) == 2 * len(absent) and alike:
+        others = ", ".join(f"{names(ranks)} in {place}" for place, ranks in elsewhere.items())
         return Finding(
-            f"{who} in {expected}, {names(absent)} in {in_group(other, len(members))}: they wait for each other.",
+            f"{who} in {expected}, {others}: they wait for each other.",
             [*absent, *there],  # which of the two sides is wrong, nobody but their author knows
             [SAME_ORDER],
         )
     if absent:
-        where: dict[str, list[int]] = {}
-        for report in waiting:
-            if report.rank in absent:
-                where.setdefault(in_group(report, len(members)), []).append(report.rank)
-        of_all = " of the default group" if any(one.startswith(f"{expected} of ") for one in where) else ""
-        waits = [f"{wait(ranks)} in {place}" for place, ranks in where.items()]
-        if len(where) == 1:
-            waits = [f"{one_or_more(absent, 'it waits', 'they wait')} in {next(iter(where))}"]
+        of_all = " of the default group" if any(one.startswith(f"{expected} of ") for one in elsewhere) else ""
+        waits = [f"{wait(ranks)} in {place}" for place, ranks in elsewhere.items()]
+        if len(elsewhere) == 1:
+            waits = [f"{one_or_more(absent, 'it waits', 'they wait')} in {next(iter(elsewhere))}"]
         return Finding(f"{names(absent)} never joined {expected}{of_all}: {'; '.join(waits)}.", absent, [SAME_ORDER])
     return Finding(f"all ranks wait in {expected}, and nothing can complete it.", [], [])
 

@@ -72,7 +72,7 @@ def pending(report: RankReport) -> Collective | None:
 
 
 def what(report: RankReport) -> str:
-    """What this rank waited in: `all_reduce #2`, `backward, for DDP's gradient all-reduce #5`, `its own code`."""
+    """What this rank waited in: `all_reduce #2`, `backward (DDP's gradient all-reduce #5)`, `its own code`."""
     operation = pending(report)
     doing = call(report)
     if report.stopped:
@@ -114,12 +114,13 @@ def said_of(operation: Collective, doing: str = "") -> str:
     """The operation as its caller knows it: DDP's own are named by what they are for."""
     inside = operation.inside or doing
     if inside == "backward":
-        return f"backward, for DDP's gradient {operation.title.replace('_', '-')}"
+        return f"backward (DDP's gradient {operation.title.replace('_', '-')})"
     if inside in IN_DDP:
         return f"{IN_DDP[inside]}, in its {operation.title}"
     library, _, backward = inside.partition("'s ")
     if library in LIBRARIES.values():
-        return f"{'backward, for ' if backward else ''}{library}'s {operation.title}"
+        said = f"{library}'s {operation.title}"
+        return f"backward ({said})" if backward else said
     return operation.title
 
 

@@ -56,10 +56,11 @@ class Skip:
     def headline(self) -> str:
         """Who skipped what, or only who called what."""
         on = f"and went on to {self.next.short}"
-        called = f"{said_of(self.call)}{self.group}"
+        called = said_of(self.call)
+        if self.turn and self.call.inside == "backward" and self.branch is None:  # it may have run it under no_sync()
+            called = called.removeprefix("backward (").removesuffix(")")
+        called += self.group
         if self.turn:
-            if self.call.inside == "backward" and self.branch is None:  # it may have run backward under no_sync()
-                called = called.removeprefix("backward, for ")
             called += f"{',' * (',' in called)} when {self.turn}"
             if self.usual:
                 return f"{names(self.without)} skipped {called}; {names(self.made)} called it."
