@@ -30,8 +30,9 @@ def train_ddp(
 ) -> nn.Module:
     """Train a classifier with DDP and return it. Every rank calls it; only `rank` differs between them.
 
-    Join the process group with `setup_ddp`, and leave it at the end, even when training fails. (If the caller already
-    belongs to a group, setup_ddp raises. Then leave the caller's group open.)
+    Join the process group with `setup_ddp`, and leave it at the end, even when training fails or is interrupted. After
+    an error wait for no other rank. (If the caller already belongs to a group, setup_ddp raises. Then leave the
+    caller's group open.)
 
     The model is `model_class()`, moved to this rank's device and then wrapped in DDP, or in your own class that
     synchronizes weights and gradients as DDP does. Use plain SGD on the mean cross-entropy of each batch. In every
@@ -42,14 +43,15 @@ def train_ddp(
 
         epoch 0: loss 2.3021
 
-    The loss is the mean over all samples of all ranks in that epoch, to four decimals.
+    The loss is the mean over all samples that the ranks trained on in that epoch, repeated ones included, to four
+    decimals.
 
     Args:
         rank: the global rank, 0 to world_size - 1.
         world_size: the number of ranks that train together.
         model_class: called without arguments, returns a module that turns inputs into logits of shape (batch, classes).
-        data: pairs of an input of any shape and a class (an int64 number).
-        epochs: the number of passes over the data.
+        data: at least world_size pairs of an input of any shape and a class (an int64 number).
+        epochs: the number of passes over the data, at least 1.
         batch_size: samples per rank and step; a step uses world_size * batch_size samples.
         lr: the learning rate.
 

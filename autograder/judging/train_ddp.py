@@ -111,7 +111,7 @@ def dataset(grader: Grader, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def as_given(x: torch.Tensor) -> torch.Tensor:
     """These inputs in a type and a shape that careless code changes."""
-    return x.double()[:, None]
+    return x.double()[:, None, None]
 
 
 def train(grader: Grader, world: int, count: int, nodes: int = 1, told: bool = True, **options: Any) -> Training:
@@ -190,6 +190,15 @@ def judge_repeats(grader: Grader, training: Training) -> None:
             grader.fail("missing-set-epoch", said, of=range(training.world), at=LOOP)
 
 
+def judge_cleanup(grader: Grader, run: Run) -> None:
+    """Whether a rank on which the model had raised called a collective before it left train_ddp."""
+    for report in run.ranks:
+        broke, out = ([m.number for m in report.marks if m.name == name] for name in ("broke", "out"))
+        late = [c for c in report.collectives if broke and out and broke[0] < c.number < out[0]]
+        said = f"The model raised on rank {report.rank}, which then called {late[0].kind if late else ''} before the error came out. If only one rank fails, the others never make this call, and this rank hangs."
+        grader.fail_on([report.rank] * bool(late), "cleanup-waits", said, at=late[0].frame if late else FUNCTION)
+
+
 def judge_output(grader: Grader, training: Training) -> None:
     """Nothing but rank 0's lines, where the shares had to be filled up."""
     for report in training.run.ranks:
@@ -197,7 +206,7 @@ def judge_output(grader: Grader, training: Training) -> None:
         odd = [line for line in lines if report.rank or not LOSS_LINE.match(line.strip())]
         said = f"With {len(training.x)} samples on {training.world} ranks, rank {report.rank} printed {odd[0] if odd else ''!r}. "
         said += "Rank 0's line after each epoch is all that may be printed."
-        id = "every-rank-speaks" if report.rank else "wrong-loss-format"
+        id = "every-rank-speaks" if report.rank else "prints-more"
         grader.fail_on([report.rank] * bool(odd), id, said, at=PRINT)
 
 
@@ -235,16 +244,18 @@ def judge_drift(grader: Grader, training: Training) -> None:
     lost = f"{apart}: {names(moved)} moved or cast the model after it was wrapped, and DDP's hooks were lost without any message."
     past = f"{apart}: the model was wrapped, but no backward pass exchanged a gradient. Was the forward pass called on the wrapper?"
     first = next(
-        (apart for own in run.shown if (apart := difference(own[0]["weights"], run.shown[0][0]["weights"], SAME))), None
+        (gap for own in run.shown if (gap := difference(own[0]["weights"], run.shown[0][0]["weights"], SAME))), None
     )
     began = f"{first.path if first else ''} differed between the ranks before the first step: each rank started with different weights. Give all ranks rank 0's."
     averaged = f"{apart}, although the gradients were averaged {reduced[0]} times"
     never = wrapped and not any(reduced)
+    frozen = f"{apart}. It is a frozen parameter (requires_grad is False), and rank {rank} was never given rank 0's."
     for applies, id, said, of, at in (
         (not wrapped and not carriers(run.collectives[0]), "not-wrapped", plain, both, r"model_class\( || " + FUNCTION),
         (never and moved, "cast-after-wrapping", lost, moved, WRAP),
         (never, "bypasses-ddp", past, both, r"\.module\( || " + BACKWARD),
         (first is not None, "drift", began, both, r"model_class\( || " + FUNCTION),
+        (where.path == "scale", "drift", frozen, both, r"requires_grad || broadcast || " + FUNCTION),
         (
             all(reduced),
             "different-learning-rate-per-rank",

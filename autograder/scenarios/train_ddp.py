@@ -36,7 +36,8 @@ class Classifier(nn.Module):
     """A small classifier. The first column of its input is the sample's number, and takes no part in the result.
 
     It takes inputs of any shape and type, and remembers which. The logits are multiplied by this rank's sharpness in this step. The
-    frozen scale is here because a version that averages `parameter.grad` for every parameter meets a None in it.
+    frozen scale is here because a version that averages `parameter.grad` for every parameter meets a None in it; like the
+    weights, it starts with another value on every rank.
     """
 
     def __init__(self) -> None:
@@ -47,6 +48,8 @@ class Classifier(nn.Module):
         for layer in (self.first, self.second) if start is not None else ():
             for weights in layer.parameters():
                 nn.init.uniform_(weights, -(layer.in_features**-0.5), layer.in_features**-0.5, generator=start)
+        if start is not None:
+            nn.init.uniform_(self.scale, 0.8, 1.2, generator=start)
         created.append({name: value.detach().clone() for name, value in self.state_dict().items()})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -75,6 +78,7 @@ class Breaking(Classifier):
         numbers = set(x.reshape(len(x), -1)[:, 0].round().long().tolist())
         again = sum(map(len, batches)) >= share or any(numbers & set(batch) for batch in batches)
         if torch.is_grad_enabled() and again:
+            mark("broke")
             raise ValueError("the model broke in its second epoch")
         return super().forward(x)
 
@@ -85,6 +89,16 @@ class Constant(Classifier):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The same logits for every input."""
         return 0 * super().forward(x) + torch.tensor([1.9518933, 0.0, 0.0], device=x.device)
+
+
+class Unreadable(TensorDataset):
+    """Data whose length and samples can't be had."""
+
+    def __len__(self) -> int:
+        raise OSError("the data could not be read")
+
+    def __getitem__(self, index):
+        raise OSError("the data could not be read")
 
 
 def without_launcher() -> None:
@@ -163,30 +177,31 @@ def breaks(submission, x: torch.Tensor, y: torch.Tensor, epochs: int, options: d
         raise
     except Exception as caught:
         error = f"{type(caught).__name__}: {caught}"
+    mark("out")
     observe("error", error)
     observe("called", called)
     observe("group_open", dist.is_initialized())
 
 
 def cannot_be_made(submission, x: torch.Tensor, y: torch.Tensor, options: dict) -> None:
-    """Train a model whose class fails; report what reached the caller, and whether the group is there afterwards."""
+    """Train a model whose class is interrupted; report what reached the caller, and whether the group is there afterwards."""
 
     def fails() -> nn.Module:
-        raise ValueError("the model could not be made")
+        raise KeyboardInterrupt("while the model was made")
 
     error = ""
     try:
         submission.train_ddp(rank(), world_size(), fails, TensorDataset(x, y), 1, **options)
     except NotImplementedError:
         raise
-    except Exception as caught:
+    except BaseException as caught:
         error = f"{type(caught).__name__}: {caught}"
     observe("error", error)
     observe("group_open", dist.is_initialized())
 
 
 def alone(submission, x: torch.Tensor, y: torch.Tensor, options: dict, seed: int) -> None:
-    """Each rank trains on its own, as rank 0 of 1, with this global random state; then once more, for no epochs."""
+    """Each rank trains on its own, as rank 0 of 1, with this global random state; then once more, on data that fail."""
     without_launcher()
     random.seed(seed)
     torch.manual_seed(seed)
@@ -196,5 +211,5 @@ def alone(submission, x: torch.Tensor, y: torch.Tensor, options: dict, seed: int
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
     with suppress(Exception):
-        submission.train_ddp(0, 1, Constant, TensorDataset(x, y), 0, **options)
-    observe("open_without_epochs", dist.is_initialized())
+        submission.train_ddp(0, 1, Constant, Unreadable(x, y), 1, **options)
+    observe("open_without_data", dist.is_initialized())
