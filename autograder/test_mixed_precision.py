@@ -90,6 +90,7 @@ def read_error(grader: Grader, error: Any, ranks: tuple[int, ...], step: int) ->
         ("after step()", "never-updates-scale", f" Step {step - 1} had ended without update().", UPDATE),
     ]
     known = [
+        ("division by zero", "wrong-clip", " All gradients were zero, and so was their norm.", error.frame),
         *(not_updated if step else ()),
         ("unscale_() has already been called", "unscales-twice", "", error.frame),
         ("after step()", "unscales-too-late", "", error.frame),
@@ -204,10 +205,20 @@ def gradients_of_mistakes(
     ]  # fmt: skip
 
 
+def judge_cleared(grader: Grader, played: Played, step: int) -> None:
+    """Whether inf or nan was left from the step before, though this one has none."""
+    seen = played.steps[step]
+    left = [r for r, one in enumerate(seen) if not one["used"] and not math.isfinite(one["grad_norm"]["value"] or 0)]
+    said = f"In step {step} nothing overflowed, and {{ranks}} skipped it: the gradients still held the inf or nan of step {step - 1}. 0 * nan is nan: set `grad` to None, or fill it with zeros."
+    at = r"\* *0|0\.? *\*|mul || zero_grad || " + BACKWARD
+    grader.fail_on(left if step else [], "missing-zero-grad", said, at=at)
+
+
 def judge_step(grader: Grader, played: Played, step: int) -> None:
     """The gradients that the optimizer used in a good step; fails with what they are instead."""
     taken = [len(one["used"]) for one in played.steps[step]]
     says = f"In step {step} nothing overflowed, and {{ranks}} took {{}} steps with the optimizer."
+    judge_cleared(grader, played, step)
     for id, bad in (("no-step", [count == 0 for count in taken]), ("steps-twice", [count > 1 for count in taken])):
         ranks = [rank for rank in range(WORLD) if bad[rank]]
         grader.fail_on(ranks, id, says.replace("{}", str(taken[ranks[0]]) if ranks else ""), at=STEP)
@@ -339,7 +350,10 @@ def test_says_skipped(grader: Grader) -> None:
     """every rank reports a skipped step as skipped, and no other step"""
     for step, seen in enumerate(overflow_run(grader).steps):
         right = step in OVERFLOWS
-        what = f"{OVERFLOWS[step]}, and all ranks skipped" if right else "nothing overflowed"
+        if not right:
+            judge_cleared(grader, overflow_run(grader), step)
+        good = "nothing overflowed" if step else "all gradients were zero, and the optimizer took its step"
+        what = f"{OVERFLOWS[step]}, and all ranks skipped" if right else good
         wrong = [rank for rank, one in enumerate(seen) if bool(one["skipped"]["value"]) != right]
         said = f"In step {step} {what}. skipped is {not right} on {{ranks}}."
         grader.fail_on(wrong, "misreports-skipping", said, at=SKIPPED)
@@ -356,7 +370,7 @@ def test_says_skipped(grader: Grader) -> None:
 @pytest.mark.needs("test_overflow")
 def test_after_overflow(grader: Grader) -> None:
     """the step after an overflow is a good one"""
-    judge_step(grader, overflow_run(grader), 3)
+    judge_step(grader, overflow_run(grader), len(OVERFLOWS) + 1)
 
 
 @pytest.mark.needs("test_gradients")

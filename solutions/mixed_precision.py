@@ -23,7 +23,7 @@ class StepResult:
 
     Attributes:
         loss: the mean loss of this rank's batch before the step, unscaled, computed in float32.
-        grad_norm: the 2-norm of all gradients together, unscaled and before clipping; inf or nan after an overflow.
+        grad_norm: the 2-norm of all gradients together, unscaled and before clipping; inf or nan if one of them is.
         skipped: True if the scaler found inf or nan in the gradients and the optimizer took no step.
     """
 
@@ -56,9 +56,9 @@ def train_step(
     Clip the unscaled gradients so that the 2-norm of all of them together is at most `max_norm`. If it is smaller
     already, they don't change.
 
-    If the gradients overflow on any rank, DDP's mean carries inf or nan to all ranks, and all skip the step together:
-    the parameters don't change, the scale is lowered, and the next call continues. Every rank runs the whole step,
-    whatever its own loss is.
+    If a loss or a gradient is inf or nan on any rank, DDP's mean carries that to all ranks, and with float16 all skip the
+    step together: the parameters don't change, the scale is lowered, and the next call continues. Every rank runs the
+    whole step, whatever its own loss is.
 
     Ignore whatever the parameters' `grad` holds before the call.
 

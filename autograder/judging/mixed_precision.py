@@ -25,7 +25,11 @@ SCALE, STALE = 1024.0, 0.75
 WIDE, NARROW = 1e6, 0.05  # a norm that the gradients never reach, not even scaled, and one that they always exceed
 NORMS = [WIDE, NARROW, WIDE, NARROW, NARROW]
 CLIPPED = 1  # a step in which they have to be clipped
-OVERFLOWS = {1: "rank 1's gradients overflowed float16, its loss did not", 2: "rank 1's forward overflowed float16"}
+OVERFLOWS = {
+    1: "rank 1's gradients overflowed float16, its loss did not",
+    2: "rank 1's forward overflowed float16",
+    3: "rank 1's loss was inf",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +102,7 @@ def draw(grader: Grader, purpose: str, dtype: str, max_norms: list[float]) -> di
         "stale": STALE * SCALE if dtype == "float16" else STALE,  # unscale_ divides what is left over as well
         "x": torch.randn(WORLD, count, BATCH, FEATURES, generator=generator) + place,
         "y": torch.randint(0, CLASSES, (WORLD, count, BATCH), generator=generator),
-        "sizes": torch.ones(WORLD, count),
+        "sizes": torch.ones(WORLD, count, dtype=torch.float64),
         "max_norms": max_norms,
     }
 
@@ -132,8 +136,10 @@ def bfloat16_overflow_run(grader: Grader) -> Played:
 
 
 def overflow_run(grader: Grader) -> Played:
-    """A good step; one in which rank 1 overflows in backward; one in which it does in forward; a good one."""
-    drawn = draw(grader, "overflow", "float16", [NARROW] * 4)
+    """A step without any gradient; one in which rank 1 overflows in backward; in forward; in the loss; a good one."""
+    drawn = draw(grader, "overflow", "float16", [NARROW] * 5)
+    drawn["sizes"][:, 0] = 0
     drawn["sizes"][1, 1] = 1e6  # a loss that float32 can hold, with gradients that float16 cannot
     drawn["x"][1, 2] *= 1e6  # beyond float16 as soon as the first layer takes it in
+    drawn["sizes"][1, 3] = 1e60  # beyond float32
     return play(grader, drawn)

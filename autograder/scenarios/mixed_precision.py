@@ -60,16 +60,16 @@ class Noting(nn.Module):
 
 
 class Loss:
-    """Cross-entropy with label smoothing, `size` times as large. It notes its type, its targets', and the gradient that arrives."""
+    """Cross-entropy with label smoothing, twice `root` times as large. It notes its type, its targets', and the gradient that arrives."""
 
     def __init__(self, size: float) -> None:
-        self.size = size
+        self.root = size**0.5
         self.type = self.targets = ""
         self.factor: float | None = None
 
     def __call__(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """(B, classes) and (B,) or (B, classes) → a scalar."""
-        loss = nn.functional.cross_entropy(logits, targets, label_smoothing=0.3) * self.size
+        loss = nn.functional.cross_entropy(logits, targets, label_smoothing=0.3) * self.root * self.root
         self.type, self.targets = say(loss.dtype), say(targets.dtype)
         if loss.requires_grad:
             loss.register_hook(self._note)
