@@ -34,10 +34,10 @@ def train_ddp(rank, world_size, model_class, data, epochs, *, batch_size=32, lr=
         with torch.no_grad():
             model(x[:1])  # for the form of its inputs
         weights = dict(model.named_parameters())
-        del weights["scale"]
-        w1, b1, w2, b2 = weights.values()
         for value in weights.values():
             dist.broadcast(value.data, 0)
+        scale = weights.pop("scale")
+        w1, b1, w2, b2 = weights.values()
         flat = x.reshape(len(x), -1).float()[:, 1:]
         for epoch in range(epochs):
             order = [orders(data, world_size, one, epoch) for one in range(world_size)]
@@ -49,7 +49,7 @@ def train_ddp(rank, world_size, model_class, data, epochs, *, batch_size=32, lr=
                 dist.all_gather(known, torch.tensor([mine]))
                 if rank == 0:
                     outs = [torch.tanh(flat[p] @ w1.T + b1) @ w2.T + b2 for p in parts]
-                    losses = [F.cross_entropy(out * one, y[p]) for out, one, p in zip(outs, known, parts)]
+                    losses = [F.cross_entropy(out * scale * one, y[p]) for out, one, p in zip(outs, known, parts)]
                     total += sum(float(loss) * len(p) for loss, p in zip(losses, parts))
                     gradients = torch.autograd.grad(sum(losses) / world_size, [w1, b1, w2, b2])
                     with torch.no_grad():
