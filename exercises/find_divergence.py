@@ -53,7 +53,7 @@ def find_divergence(
     parameter's name. Look through a DDP wrapper, which adds `module.` to each name; a plain model may have a submodule
     named `module`. In the optimizer, a parameter's state (a tensor or a number) has a name like
     `encoder.weight.exp_avg`, and a group's hyper-parameter (a number, a flag, None or a tuple of numbers) one like
-    `param_groups[0].lr`. List a tuple whole or number by number.
+    `param_groups[0].lr`. A tuple is one entry, or one for each of its numbers.
 
     - Compare bits: a NaN equals a NaN of the same bits, and 0.0 differs from -0.0 (with a `largest` of 0.0). The
       majority is decided by bits, too. A `tolerance` above 0 only leaves out differences whose `largest` doesn't exceed

@@ -85,7 +85,7 @@ class ShardedTraining:
         Returns:
             The loss before the step and the norm before clipping. They are the same on all ranks.
         """
-        raise NotImplementedError("fsdp_train: weight each sample alike, clip by the norm over all ranks, step")
+        raise NotImplementedError("fsdp_train: give each sample the same weight, clip by the norm over all ranks, step")
 
     def save(self, folder: str | Path, step: int) -> None:
         """Write model, optimizer and `step` into `folder` with `torch.distributed.checkpoint`.

@@ -94,7 +94,7 @@ class ShardedTraining:
         Returns:
             The loss before the step and the norm before clipping. They are the same on all ranks.
         """
-        # --- solution: weight each sample alike, clip by the norm over all ranks, step ---
+        # --- solution: give each sample the same weight, clip by the norm over all ranks, step ---
         samples = torch.tensor(float(len(targets)), device=inputs.device)
         dist.all_reduce(samples)
         loss = sum_of_losses(self.model(inputs), targets) / samples

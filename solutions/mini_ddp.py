@@ -1,4 +1,4 @@
-"""Exercise mini_ddp: DistributedDataParallel itself, in a hundred lines.
+"""Exercise mini_ddp: your own DistributedDataParallel.
 
 Chapter 1, "Build it yourself". To see it at work on two ranks:
 
@@ -161,7 +161,8 @@ class MiniDDP(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside it, backward adds to the gradients and exchanges nothing, wherever forward ran.
+        """Inside it, backward adds to the gradients and exchanges nothing, even if forward ran outside (in DDP, forward
+        decides).
 
         The next backward outside exchanges the sums, even if an exception ended the block. Blocks aren't nested.
         """
