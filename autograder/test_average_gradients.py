@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -20,12 +21,12 @@ from lockstep.grading import Cause, Diagnosis, Grader, Run, ending, equal, evide
 WORLD = 3  # not a power of two: a fixed 2 or 4 in the code shows
 SHAPES = {
     "encoder.weight": (7, 5), "frozen": (4, 5), "left.weight": (3, 5), "left.bias": (3,), "right.weight": (3, 5),
-    "right.bias": (3,), "scale": (),
+    "right.bias": (3,), "scale": (), "left.spare": (0, 5), "right.spare": (0, 5),
 }  # fmt: skip
 TRAINED = [name for name in SHAPES if name != "frozen"]
 COMMON = ["encoder.weight", "scale"]  # what every rank has a gradient for when the branches are not all taken
 ZERO_TOGETHER = (3.0, 1.0, -4.0)  # gradients whose mean is exactly 0: that is not the same as none
-LEFT, RIGHT = ["left.weight", "left.bias"], ["right.weight", "right.bias"]
+LEFT, RIGHT = ["left.weight", "left.bias", "left.spare"], ["right.weight", "right.bias", "right.spare"]
 
 FUNCTION = r"def average_gradients"
 REDUCE = r"all_reduce\(.*grad || all_reduce\( || reduce\( || all_gather || " + FUNCTION
@@ -47,10 +48,11 @@ def draw(grader: Grader, purpose: str, held: list[list[str]]) -> Gradients:
     return [{name: one(rank, name) for name in names} for rank, names in enumerate(held)]
 
 
-def averages(grader: Grader, gradients: Gradients, freeze: list[str] | None = None, dtype: str = "float32") -> Run:
-    """Give each rank its own, and nobody else's, in a model of this type."""
+def averages(grader: Grader, gradients: Gradients, **options: Any) -> Run:
+    """Give each rank its own, and nobody else's."""
+    usual = {"freeze": [], "dtype": "float32", "doubles": [], "earlier": [], "variables": {}, "training": True}
     each = [{"gradients": own} for own in gradients]
-    return grader.run("averages", len(gradients), each=each, freeze=freeze or [], dtype=dtype)
+    return grader.run("averages", len(gradients), each=each, **usual | options)
 
 
 def everywhere(grader: Grader) -> tuple[Run, Gradients]:
@@ -89,6 +91,9 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         had = "All ranks had a gradient for every parameter, but their collectives don't match"
     elif all(held):
         had = "Only rank 1 had gradients for the left branch, and the ranks stopped calling the same collectives"
+    elif any(call.nbytes == 24 and "float64" in str(call.dtype) for call in run.collectives[1]):  # right.bias
+        uneven = False
+        had = "Rank 0 had a gradient for encoder.weight alone, which is float32, rank 1 had none, and the ranks began with parameters of different dtypes"
     else:
         had = f"Rank 1 had no gradient at all and made {len(sizes[1]) or 'no'} communication calls; every rank must make the same ones"
     return grader.diagnosis(
@@ -96,7 +101,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         f"{had}.{ending(cause)} Collectives seen: {brought}.",
         evidence=evidence(run, lack if uneven and all(held) else None),
         of=cause.ranks,
-        at=MISSING if uneven else WALK,
+        at=MISSING if uneven else r"\.dtype || " + WALK,
     )
 
 
@@ -110,7 +115,7 @@ def close(seen: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 def short(tensor: torch.Tensor) -> str:
     """Its first number, as a learner would print it."""
-    return f"{tensor.flatten()[0].item():.4f}"
+    return f"{tensor.flatten()[0].item():.4f}" if tensor.numel() else "nothing"
 
 
 def mean_of(gradients: Gradients, name: str) -> torch.Tensor:
@@ -121,6 +126,12 @@ def mean_of(gradients: Gradients, name: str) -> torch.Tensor:
 def judge_mean(grader: Grader, seen: Gradients, gradients: Gradients, name: str) -> None:
     """One parameter's gradient on every rank, against the mean; fails with what it is instead."""
     wanted = mean_of(gradients, name)
+    having = [r for r in range(WORLD) if name in gradients[r]]
+    if without := [rank for rank in range(WORLD) if name not in seen[rank]]:
+        it = f"The mean starts with {short(wanted)}" if wanted.numel() else "It has no elements, but it isn't None"
+        what = f"{name}.grad is still None on {names(without)}, but {names(having)} had one. {it}."
+        at = MISSING if wanted.numel() else r"numel\( || data_ptr || " + MISSING
+        grader.fail("missing-stays-missing", what, of=without, at=at)
     wrong = [rank for rank in range(WORLD) if not close(seen[rank][name], wanted)]
     if not wrong:
         return
@@ -128,10 +139,12 @@ def judge_mean(grader: Grader, seen: Gradients, gradients: Gradients, name: str)
     got = seen[rank][name]
     missing = torch.zeros(SHAPES[name])
     own = gradients[rank].get(name, missing)
-    having = [r for r in range(WORLD) if name in gradients[r]]
     what = (
         f"{name}.grad starts with {short(got)} on rank {rank}; the mean over {WORLD} ranks starts with {short(wanted)}."
     )
+    if wanted.isinf().any() and all(seen[r][name].isfinite().all() for r in range(WORLD)):
+        said = f"{name}.grad was inf on {names([r for r in having if gradients[r][name].isinf()])} and is {got.max():.3g} on rank {rank} now. The mean is inf on all ranks."
+        grader.fail("leaves-out-inf", said, of=wrong, at=r"nan_to_num || isfinite|isinf|isnan || clamp || " + REDUCE)
     if len(wrong) < WORLD and all(close(seen[r][name], wanted * WORLD) for r in wrong):
         had_none = (
             f", and had no gradient before: only {names(having)} divided" if set(wrong).isdisjoint(having) else ""
@@ -159,22 +172,17 @@ def judge_mean(grader: Grader, seen: Gradients, gradients: Gradients, name: str)
             of=wrong,
             at=DIVIDE,
         )
-    if close(got, wanted * WORLD):
-        grader.fail(
-            "never-divides",
-            f"{what} It is the sum, {WORLD} times too large.",
-            of=wrong,
-            at=REDUCE,
-        )
-    if close(got, wanted / WORLD):
-        ones = name == "encoder.weight" and close(seen[rank]["left.weight"], mean_of(gradients, "left.weight"))
-        if ones:
-            grader.fail(
-                "averages-tied-twice",
-                f"{what} The encoder and the decoder share this parameter, and it was divided once for each.",
-                of=wrong,
-                at=r"remove_duplicate || modules\( || children\( || " + DIVIDE,
-            )
+    sums, shares = close(got, wanted * WORLD), close(got, wanted / WORLD)
+    others = {other: now for other, now in seen[rank].items() if other in (*LEFT, "scale")}
+    tied = name == "encoder.weight" and all(close(now, mean_of(gradients, other)) for other, now in others.items())
+    if tied and (sums or shares):
+        how = "divided" if shares else "all-reduced"
+        what += f" The encoder and the decoder share this parameter, and it was {how} once for each."
+        at = r"remove_duplicate || modules\( || children\( || "
+        grader.fail("averages-tied-twice", what, of=wrong, at=at + (DIVIDE if shares else REDUCE))
+    if sums:
+        grader.fail("never-divides", f"{what} It is the sum, {WORLD} times too large.", of=wrong, at=REDUCE)
+    if shares:
         grader.fail("divides-twice", f"{what} It was divided by {WORLD} twice.", of=wrong, at=DIVIDE)
     alike = [other for other in TRAINED if SHAPES[other] == SHAPES[name]]
     for mixed in itertools.product(alike, repeat=WORLD):
@@ -265,9 +273,10 @@ def test_tied_once(grader: Grader) -> None:
 def test_frozen(grader: Grader) -> None:
     """a frozen parameter is left alone, whatever its grad holds"""
     gradients = draw(grader, "frozen", [[*TRAINED, "frozen"]] * WORLD)
+    gradients[1]["scale"].fill_(math.inf)
     # The second time a single parameter is still trained: some begin with their first or second one.
     for frozen in (["frozen"], [name for name in SHAPES if name != "scale"]):
-        run = averages(grader, gradients, frozen)
+        run = averages(grader, gradients, freeze=frozen)
         for (rank, seen), name in itertools.product(enumerate(run.observed("gradients")), frozen):
             if name not in seen or not torch.equal(seen[name], gradients[rank][name]):
                 now = short(seen[name]) if name in seen else "None"
@@ -297,25 +306,28 @@ def test_missing_on_some(grader: Grader) -> None:
     for name in LEFT:
         without = [rank for rank in range(WORLD) if name not in seen[rank]]
         if without:
-            if not gradients[1][name].any():
+            if gradients[1][name].numel() and not gradients[1][name].any():
                 what = f"{name}.grad is still None on {names(without)}. Rank 1 has a gradient of zeros, which isn't the same as none: the mean is zeros on all ranks."
                 grader.fail("takes-zero-for-missing", what, of=without, at=MISSING)
-            if name in seen[1] and torch.equal(seen[1][name], gradients[1][name]):
+            if gradients[1][name].numel() and name in seen[1] and torch.equal(seen[1][name], gradients[1][name]):
                 what = f"No rank averaged {name}.grad, although rank 1 has one: it is unchanged there, and None on {names(without)}."
                 grader.fail(
                     "skips-for-one-rank", what, of=range(WORLD), at=r"broadcast || MIN || all\(|prod || " + MISSING
                 )
-            what = f"{name}.grad is still None on {names(without)}; the mean starts with {short(mean_of(gradients, name))}."
-            grader.fail("missing-stays-missing", what, of=without, at=MISSING)
         judge_mean(grader, seen, gradients, name)
     for name in COMMON:
         judge_mean(grader, seen, gradients, name)
-    nothing = draw(grader, "nothing", [COMMON, [], COMMON])
-    seen = averages(grader, nothing).observed("gradients")
-    for name in COMMON:
-        if name not in seen[1]:
-            what = f"Rank 1 had no gradient at all, and {name}.grad is still None there."
-            grader.fail("missing-stays-missing", what, of=[1], at=MISSING)
+    used = ["encoder.weight", "right.bias"]
+    nothing = draw(grader, "nothing", [used[:1], [], used])
+    seen = averages(grader, nothing, doubles=["scale", "right.bias"], training=False).observed("gradients")
+    left = [name for name in used if all(equal(seen[r].get(name), nothing[r].get(name)) for r in range(WORLD))]
+    if left == used:
+        what = "The model is in eval mode here, and no gradient changed on any rank. In train mode they were averaged."
+        grader.fail("not-averaged", what, of=range(WORLD), at=r"\.training || " + FUNCTION)
+    if left == ["right.bias"]:
+        what = "right.bias is float64 here, and no rank averaged its gradient. That of encoder.weight, which is float32, was averaged."
+        grader.fail("skips-a-dtype", what, of=range(WORLD), at=r"dtype || " + WALK)
+    for name in used:
         judge_mean(grader, seen, nothing, name)
 
 
@@ -339,18 +351,21 @@ def test_missing_everywhere(grader: Grader) -> None:
 def test_swapped_branches(grader: Grader) -> None:
     """branches of equal size are not mixed up"""
     gradients = draw(grader, "swapped", [COMMON + LEFT, COMMON + RIGHT, COMMON + LEFT])
-    seen = averages(grader, gradients, dtype="float64").observed("gradients")
-    if all(equal(now, own) for now, own in zip(seen, gradients, strict=True)):
-        what = "The model is in float64 here, and no gradient changed on any rank. In float32 they were averaged."
-        grader.fail("skips-a-dtype", what, of=range(WORLD), at=r"dtype || " + WALK)
+    seen = averages(grader, gradients, dtype="float64", earlier=COMMON).observed("gradients")
+    same = {
+        name: all(equal(now.get(name), own.get(name)) for now, own in zip(seen, gradients, strict=True))
+        for name in (*LEFT, *RIGHT)
+    }
+    if all(same.values()):
+        what = "In the first call the ranks had gradients for encoder.weight and scale only. In a second call with gradients for the branches too, these alone were averaged."
+        grader.fail("goes-by-the-first-call", what, of=range(WORLD), at=r"getattr|hasattr|global |cache || " + FUNCTION)
+    if not same["left.bias"] and equal(seen[0].get("left.weight"), gradients[0]["left.weight"]):
+        what = "left.weight.grad is stored by columns here, and rank 0 still has its own: a copy of it was averaged. Gradients stored by rows were averaged in place."
+        grader.fail("not-averaged", what, of=[0], at=r"reshape || contiguous\( || flatten || " + REDUCE)
     for name in (*LEFT, *RIGHT):
-        without = [rank for rank in range(WORLD) if name not in seen[rank]]
-        if without:
-            what = f"{name}.grad is still None on {names(without)}."
-            grader.fail("missing-stays-missing", what, of=without, at=MISSING)
         judge_mean(grader, seen, gradients, name)
         wanted = torch.stack([own.get(name, torch.zeros(SHAPES[name])).double() for own in gradients]).mean(0)
-        off = [(now[name] - wanted).abs().max().item() for now in seen]
+        off = [(now[name] - wanted).abs().max().item() if wanted.numel() else 0.0 for now in seen]
         bad = [rank for rank in range(WORLD) if not torch.allclose(seen[rank][name], wanted, rtol=1e-12, atol=1e-14)]
         what = f"{name}.grad is float64 and up to {max(off):.1e} away from the mean on {{ranks}}: only float32 rounds so much."
         grader.fail_on(bad, "rounds-the-sum", what, at=r"float\(|float32 || " + REDUCE)
@@ -360,9 +375,12 @@ def test_swapped_branches(grader: Grader) -> None:
 def test_one_rank(grader: Grader) -> None:
     """one rank alone keeps its gradients"""
     gradients = draw(grader, "alone", [TRAINED[:3]])
-    run = averages(grader, gradients)
+    run = averages(grader, gradients, variables={"WORLD_SIZE": "5"})
     seen = run.observed("gradients")[0]
     for name, own in gradients[0].items():
+        if name in seen and close(seen[name] * 5, own):
+            said = f"{name}.grad was divided by 5, which is WORLD_SIZE in the environment. The process group has a single rank."
+            grader.fail("wrong-divisor", said, of=[0], at=r"environ|getenv || " + DIVIDE)
         if name not in seen or not close(seen[name], own):
             grader.fail(
                 "wrong-alone",

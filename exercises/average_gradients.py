@@ -16,9 +16,10 @@ import torch.nn as nn
 def average_gradients(model: nn.Module) -> None:
     """Replace the gradient of every parameter by its mean over all ranks. Every rank calls it after backward.
 
-    The process group already exists. The mean is over all ranks of the group. If a rank's batch didn't use a parameter,
-    the rank has no gradient for it. It contributes zeros and receives the mean like every other rank. Afterwards all
-    ranks hold the same gradients, so all optimizers take the same step.
+    The process group already exists. The mean is over all ranks of the group, whatever WORLD_SIZE says. Divide before or
+    after you add. If a rank's batch didn't use a parameter, the rank has no gradient for it. It contributes zeros and
+    receives the mean like every other rank. Afterwards all ranks hold the same gradients, so all optimizers take the
+    same step. Each call stands for itself: the next batch may use other parameters. Train or eval mode doesn't matter.
 
     - A parameter that has no gradient on *any* rank keeps None. (With zeros, momentum and weight decay would still move
       it.)
