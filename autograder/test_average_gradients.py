@@ -93,7 +93,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         had = "Only rank 1 had gradients for the left branch, and the ranks stopped calling the same collectives"
     elif any(call.nbytes == 24 and "float64" in str(call.dtype) for call in run.collectives[1]):  # right.bias
         uneven = False
-        had = "Rank 0 had a gradient for encoder.weight alone, which is float32, rank 1 had none, and the ranks began with parameters of different dtypes"
+        had = "Rank 0 had a gradient for encoder.weight alone, which is float32, rank 1 had none, and the ranks started with parameters of different dtypes"
     else:
         had = f"Rank 1 had no gradient at all and made {len(sizes[1]) or 'no'} communication calls; every rank must make the same ones"
     return grader.diagnosis(
