@@ -9,6 +9,8 @@ system counts the bytes as well, of numbers of 16 bits: no collective of gloo's 
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -69,6 +71,11 @@ def calls_for(run: Run, rank: int, name: str) -> list[Collective]:
     return [call for call in run.collectives[rank] if first < call.number < last]
 
 
+def type_of(name: str) -> str:
+    """The dtype of the tensor of that name."""
+    return name.partition("type ")[2] or "float32"
+
+
 def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     table = evidence(run)
@@ -109,12 +116,17 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         unequal = cause.error is not None and "size" in cause.error.message and shown[-1] != "length 0"
         unequal |= shown[-1] == SHORT  # into a tensor of another type
         if cause.kind in ("crashed", "hang", "mismatch") or unequal:
+            said, at = "one rank sends a different length from what its neighbor expects", CUT
+            calls = [call for rank in range(run.world_size) for call in calls_for(run, rank, shown[-1])]
+            if other := [call for call in calls if call.kind == "recv" and call.dtype != type_of(shown[-1])]:
+                said = f"rank {other[0].rank} receives into a buffer of type {other[0].dtype}"
+                at = r"cache || setdefault || empty\( || " + CUT
             return grader.diagnosis(
                 "wrong-chunk-length",
-                f"{length.capitalize()}, one rank sends a different length from what its neighbor expects.{ending(cause)}",
+                f"{length.capitalize()}, {said}.{ending(cause)}",
                 evidence=table,
                 of=cause.ranks,
-                at=CUT,
+                at=at,
             )
         if cause.error is not None and cause.error.type in ("IndexError", "RuntimeError", "ValueError"):
             return grader.diagnosis(
@@ -153,6 +165,9 @@ def judge_sum(grader: Grader, run: Run, inputs: Inputs, name: str) -> None:
         f"On rank {rank}, {len(places)} of {wanted.numel()} elements are not the sum over {world} ranks; element {first} "
         f"is {got.flatten()[first].item():g}, the sum is {wanted.flatten()[first].item():g}."
     )
+    if wanted.flatten()[places].isinf().all() and got.flatten()[places].isfinite().all():
+        said = f"On rank {rank}, element {first} is {got.flatten()[first].item():.3g}. One rank's is {wanted.flatten()[first].item():g}, and so is the sum."
+        grader.fail("leaves-out-inf", said, of=wrong, at=r"nan_to_num || isfinite|isinf|isnan || clamp || " + ADD)
     if returned is not None and torch.equal(returned.reshape(wanted.shape), wanted):
         grader.fail(
             "not-in-place", f"{what} The tensor that was returned holds the sum.", of=wrong, at=r"return || " + FUNCTION
@@ -169,20 +184,12 @@ def judge_sum(grader: Grader, run: Run, inputs: Inputs, name: str) -> None:
         )
         grader.fail("rounds-the-sum", said, of=wrong, at=r"float || double || empty\( || " + ADD)
     if torch.equal(got, own) and run.collectives[rank]:
-        grader.fail(
-            "not-in-place",
-            f"{what} The tensor hasn't changed.",
-            of=wrong,
-            at=r"reshape || view || clone || " + FUNCTION,
-        )
+        at = r"reshape || view || clone || " + FUNCTION
+        grader.fail("not-in-place", f"{what} The tensor hasn't changed.", of=wrong, at=at)
     if len(places) < world and wanted.numel() % world and first == wanted.numel() // world * world:
-        grader.fail(
-            "loses-the-remainder",
-            f"{what} {wanted.numel()} elements on {world} ranks leave a remainder of {wanted.numel() % world}: "
-            "the ones at the end were left out.",
-            of=wrong,
-            at=CUT,
-        )
+        rest = f"{wanted.numel()} elements on {world} ranks leave a remainder of {wanted.numel() % world}"
+        said = f"{what} {rest}: the ones at the end were left out."
+        grader.fail("loses-the-remainder", said, of=wrong, at=CUT)
     chunks = [list(one.flatten().tensor_split(world)) for one in inputs[name]]
     mine = list(got.flatten().tensor_split(world))
     sums = list(wanted.flatten().tensor_split(world))
@@ -190,12 +197,8 @@ def judge_sum(grader: Grader, run: Run, inputs: Inputs, name: str) -> None:
         for place, chunk in enumerate(mine):
             other = next((c for c in range(world) if c != place and torch.equal(chunk, sums[c])), None)
             if other is not None:
-                grader.fail(
-                    "wrong-chunk",
-                    f"{what} Chunk {place} holds the sum of chunk {other}.",
-                    of=wrong,
-                    at=r"% || " + CUT,
-                )
+                said = f"{what} Chunk {place} holds the sum of chunk {other}."
+                grader.fail("wrong-chunk", said, of=wrong, at=r"% || " + CUT)
         complete = [torch.equal(a, b) for a, b in zip(mine, sums, strict=True)]
         single = [any(torch.equal(part, own[place]) for own in chunks) for place, part in enumerate(mine)]
         if all(single):
@@ -206,20 +209,11 @@ def judge_sum(grader: Grader, run: Run, inputs: Inputs, name: str) -> None:
             sum(torch.equal(a, b) for a, b in zip(seen[r].flatten().tensor_split(world), sums, strict=True)) == 1
             for r in range(world)
         ):
-            grader.fail(
-                "no-all-gather",
-                f"{what} Its chunk {complete.index(True)} alone is complete; every rank has the sum of one chunk and "
-                "lacks the others.",
-                of=wrong,
-                at=SEND,
-            )
-        grader.fail(
-            "incomplete-sum",
-            f"{what} Chunks {[place for place, done in enumerate(complete) if not done]} hold the sum over only some "
-            "of the ranks.",
-            of=wrong,
-            at=r"range\( || " + SEND,
-        )
+            said = f"{what} Its chunk {complete.index(True)} alone is complete; every rank has the sum of one chunk and lacks the others."
+            grader.fail("no-all-gather", said, of=wrong, at=SEND)
+        partial = [place for place, done in enumerate(complete) if not done]
+        said = f"{what} Chunks {partial} hold the sum over only some of the ranks."
+        grader.fail("incomplete-sum", said, of=wrong, at=r"range\( || " + SEND)
     grader.fail("incomplete-sum", what, of=wrong, at=CUT)
 
 
@@ -236,17 +230,23 @@ def judge_calls(grader: Grader, run: Run, name: str) -> None:
 
 
 def judge_chunks(grader: Grader, run: Run, name: str, length: int) -> None:
-    """That no chunk of this tensor is longer or shorter than it has to be."""
-    least = length // WORLD
-    equal = [least, least + 1] if length % WORLD else [least]
-    for rank in range(WORLD):
-        sent = {call.nbytes // 4 for call in calls_for(run, rank, name) if call.kind == "send"}
+    """That no chunk of this tensor is longer or shorter than it has to be, and no message is one too many."""
+    world, what = run.world_size, "a matrix of 4×6" if name == "transposed" else f"{length} numbers"
+    least, steps = length // world, 2 * (world - 1)
+    equal = [least, least + 1] if length % world else [least]
+    for rank in range(world):
+        calls = [call for call in calls_for(run, rank, name) if call.kind == "send"]
+        sent = {min(call.nbytes // 4, math.prod(call.shape)) for call in calls}  # a wider type is named elsewhere
+        if len(calls) > steps:
+            types = " and ".join(sorted({call.dtype for call in calls}))
+            said = f"With {what} on {world} ranks, rank {rank} sent {len(calls)} messages ({types}); {world - 1} to reduce and {world - 1} to gather make {steps}."
+            grader.fail("wrong-number-of-steps", said, of=[rank], at=SEND)
+        if sent == {length} and length > max(equal):
+            said = f"With {what} on {world} ranks, rank {rank} sent the whole tensor in each message. A chunk has {max(equal)} at most."
+            grader.fail("moves-whole-tensor", said, of=[rank], at=calls[0].frame)
         if sent - set(equal):
             sizes, wanted = (" and ".join(map(str, sorted(found, reverse=True))) for found in (sent, equal))
-            said = (
-                f"With {length} numbers on {WORLD} ranks, rank {rank} sent chunks of {sizes} numbers. As equal as possible is "
-                f"{wanted}."
-            )
+            said = f"With {what} on {world} ranks, rank {rank} sent chunks of {sizes} numbers. As equal as possible is {wanted}."
             grader.fail("unequal-chunks", said, of=[rank], at=CUT)
 
 
@@ -266,12 +266,8 @@ def test_point_to_point(grader: Grader) -> None:
     judge_calls(grader, run, "tensor")
     for rank in range(WORLD):
         if not calls_for(run, rank, "tensor"):
-            grader.fail(
-                "no-communication",
-                f"The sum is correct, but rank {rank} neither sent nor received a message.",
-                of=[rank],
-                at=FUNCTION,
-            )
+            said = f"The sum is correct, but rank {rank} neither sent nor received a message."
+            grader.fail("no-communication", said, of=[rank], at=FUNCTION)
     judge_bytes(grader, short_run(grader))
 
 
@@ -306,50 +302,32 @@ def judge_traffic(grader: Grader, run: Run, name: str, size: int) -> None:
     moved = [sum(call.nbytes for call in calls) for calls in sent]
     most = max(range(WORLD), key=lambda rank: moved[rank])
     all_of_them = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(moved))
-    what = (
-        f"Rank {most} sent {moved[most]} bytes in {len(sent[most])} messages to sum {size} bytes over {WORLD} ranks; a "
-        f"ring sends {steps * chunk} in {steps}."
-    )
+    count = f"{moved[most]} bytes in {len(sent[most])} messages to sum {size} bytes over {WORLD} ranks; a ring sends {steps * chunk} in {steps}."
+    what = f"Rank {most} sent {count}"
+    types = ", ".join(sorted({call.dtype for call in sent[most]}))
+    own = type_of(name)
     if moved[most] > allowed and moved[most] >= 2 * min(moved):
-        grader.fail(
-            "through-one-rank",
-            f"{what} All data goes through that rank (bytes sent by {all_of_them}), and the others wait for it.",
-            of=[most],
-            at=SEND,
-        )
+        said = f"{what} All data goes through that rank (bytes sent by {all_of_them}), and the others wait for it."
+        grader.fail("through-one-rank", said, of=[most], at=SEND)
+    if moved[most] > allowed and types != own:
+        said = f"Rank {most} sent numbers of type {own} as {types}: {count}"
+        grader.fail("sends-too-much", said, of=[most], at=r"float || double || \.to\( || " + SEND)
     if moved[most] > allowed and any(call.nbytes >= size for call in sent[most]):
-        grader.fail(
-            "moves-whole-tensor",
-            f"{what} Its messages are of {sent[most][0].nbytes} bytes, the whole tensor, instead of {chunk}.",
-            of=[most],
-            at=sent[most][0].frame,
-        )
+        said = f"{what} Its messages are of {sent[most][0].nbytes} bytes, the whole tensor, instead of {chunk}."
+        grader.fail("moves-whole-tensor", said, of=[most], at=sent[most][0].frame)
     if moved[most] > allowed:
-        types = ", ".join(sorted({call.dtype for call in sent[most]}))
-        grader.fail(
-            "sends-too-much",
-            f"{what} The longest has {max(call.nbytes for call in sent[most])} bytes ({types}).",
-            of=[most],
-            at=sent[most][0].frame,
-        )
+        longest = max(call.nbytes for call in sent[most])
+        grader.fail("sends-too-much", f"{what} The longest has {longest} bytes.", of=[most], at=sent[most][0].frame)
     for rank, calls in enumerate(sent):
         peers = sorted({call.peer for call in calls if call.peer is not None})
         if len(peers) > 1:
             how = "both its neighbors, " if set(peers) == {(rank - 1) % WORLD, (rank + 1) % WORLD} else ""
-            grader.fail(
-                "not-a-ring",
-                f"Rank {rank} sent to {how}{names(peers)}. In a ring each rank sends to one neighbor only.",
-                of=[rank],
-                at=SEND,
-            )
+            said = f"Rank {rank} sent to {how}{names(peers)}. In a ring each rank sends to one neighbor only."
+            grader.fail("not-a-ring", said, of=[rank], at=SEND)
         if len(calls) != steps:
-            grader.fail(
-                "wrong-number-of-steps",
-                f"Rank {rank} sent {len(calls)} messages of {sorted({call.nbytes for call in calls})} bytes; "
-                f"{WORLD - 1} to reduce and {WORLD - 1} to gather make {steps}.",
-                of=[rank],
-                at=SEND,
-            )
+            sizes = sorted({call.nbytes for call in calls})
+            said = f"Rank {rank} sent {len(calls)} messages of {sizes} bytes; {WORLD - 1} to reduce and {WORLD - 1} to gather make {steps}."
+            grader.fail("wrong-number-of-steps", said, of=[rank], at=SEND)
 
 
 @pytest.mark.needs("test_point_to_point")
@@ -369,12 +347,23 @@ def test_any_shape(grader: Grader) -> None:
     """any shape, also a view whose elements do not lie side by side"""
     shapes = {"matrix": (3, 5), "scalar": (), "transposed": (4, 6), "column": (9,), WHOLE: (8,), DOUBLE: (8,)}
     inputs = draw(grader, "shapes", 3, shapes)
+    inputs["matrix"][1][0, 0] = float("inf")
     inputs[WHOLE] = [tensor.long() * (2**51 + 1) for tensor in inputs[WHOLE]]  # more than a float64 has room for
     inputs[DOUBLE] = [tensor.double() * (2**40 + 1) for tensor in inputs[DOUBLE]]  # more than a float32 has room for
     run = sums(grader, inputs, {"transposed": "transposed", "column": "column"})
+    for rank, memory in enumerate(run.observed("column memory")):
+        if not (memory[..., 0::2] == -7).all():
+            said = f"On rank {rank} the elements outside the view were changed. The view was one column of a matrix; the other columns must stay as they are."
+            grader.fail("changes-other-memory", said, of=[rank], at=r"as_strided || storage || " + FUNCTION)
     for name in shapes:
         seen = run.observed(name)
         wrong = [rank for rank in range(3) if not torch.equal(seen[rank], torch.stack(inputs[name]).sum(0))]
+        if name == "transposed" and 0 in wrong:
+            by_memory = inputs[name][0].flatten() + sum(own.t().flatten() for own in inputs[name][1:])
+            if torch.equal(seen[0].flatten(), by_memory):
+                said = "A matrix is stored by rows on rank 0 and by columns on ranks 1 and 2. Elements at the same place in memory were added, although their indices differ."
+                at = r"stride || storage || permute || \.t\(|\.T\b || " + FUNCTION
+                grader.fail("adds-in-order-of-memory", said, of=wrong, at=at)
         if wrong and name in ("transposed", "column"):
             same = torch.equal(seen[wrong[0]], inputs[name][wrong[0]])
             grader.fail(
@@ -385,10 +374,7 @@ def test_any_shape(grader: Grader) -> None:
                 at=r"reshape || flatten || contiguous || view || " + FUNCTION,
             )
         judge_sum(grader, run, inputs, name)
-    for rank, memory in enumerate(run.observed("column memory")):
-        if not (memory[..., 0::2] == -7).all():
-            said = f"On rank {rank} the elements outside the view were changed. The view was one column of a matrix; the other columns must stay as they are."
-            grader.fail("changes-other-memory", said, of=[rank], at=r"as_strided || storage || " + FUNCTION)
+    judge_chunks(grader, run, "transposed", 24)
 
 
 @pytest.mark.needs("test_sum")

@@ -13,18 +13,18 @@ import torch.distributed as dist
 
 
 def ring_all_reduce(tensor: torch.Tensor) -> None:
-    """Replace `tensor` by its sum over all ranks, in place. Every rank passes the same shape and dtype.
+    """Replace `tensor` by its sum over all ranks, in place. Every rank passes the same shape and dtype; strides may differ.
 
     The process group already exists. Use only point-to-point calls (`send`, `recv`, `isend`, `irecv`,
     `batch_isend_irecv`). Each rank sends to one neighbor and receives from the other, so the messages travel around a
-    ring. With N ranks, cut the tensor into N chunks that are as equal as possible:
+    ring. With N ranks, cut the tensor into N chunks that are as equal as possible (padding with zeros is fine):
 
     - reduce-scatter, N - 1 steps: each rank passes a chunk on and adds the chunk that it receives to its own.
       Afterwards each rank holds the full sum of one chunk.
     - all-gather, N - 1 steps: the full sums travel around the ring.
 
-    So each rank sends 2 * (N - 1) messages of about 1/N of the tensor each. Together that is 2 * (N - 1) / N of the
-    tensor: less than two tensors, even with a thousand ranks.
+    So each rank sends 2 * (N - 1) messages of about 1/N of the tensor each (empty chunks may be left out). Together that
+    is 2 * (N - 1) / N of the tensor: less than two tensors, even with a thousand ranks.
 
     It works with any number of ranks (one rank has nothing to do) and with any tensor: a length that N doesn't divide,
     fewer elements than ranks, no elements, any number of dimensions, and views whose elements aren't contiguous in

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from lockstep.grading.on_rank import join, mark, observe
+from lockstep.grading.on_rank import join, mark, observe, rank
 
 
 def view_of(tensor: torch.Tensor, how: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tensor as a view of some memory, and that memory."""
-    if how == "transposed":
+    """The tensor as a view of some memory, and that memory. Rank 0's is stored by rows, where others' is `transposed`."""
+    if how == "transposed" and rank():
         memory = tensor.t().contiguous()
-        return memory.t(), memory
+        return memory.t(), memory.t()
     if how == "column":
         memory = torch.full((*tensor.shape, 3), -7.0, device=tensor.device, dtype=tensor.dtype)
         memory[..., 1] = tensor
