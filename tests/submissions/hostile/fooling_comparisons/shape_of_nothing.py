@@ -1,6 +1,6 @@
 # exercise: average_gradients
 # family: fooling comparisons
-# verdict: unreadable
+# verdict: wrong-mean
 # without: stub
 # protection: judge
 # why: tensors without an element: all of them are equal to anything, and any is smaller than nothing
