@@ -16,7 +16,7 @@ STOOD = (Outcome.HUNG, Outcome.TIMED_OUT, Outcome.INTERRUPTED, Outcome.STOPPED)
 _PYTHON = sysconfig.get_paths()["stdlib"]
 _HERE = str(Path(__file__).parent)
 DUMPED = re.compile(r'File "(.+?)", line (\d+) in (\S+)')
-IN_DDP = {"DDP()": "the construction of DDP()", "forward": "DDP's forward"}
+IN_DDP = {"DDP()": "DDP()", "forward": "DDP's forward"}
 """What DDP does in calls of its own, as their caller knows it."""
 IN_STEP = ("backward", "forward")
 
@@ -116,7 +116,7 @@ def said_of(operation: Collective, doing: str = "") -> str:
     if inside == "backward":
         return f"backward (DDP's gradient {operation.title.replace('_', '-')})"
     if inside in IN_DDP:
-        return f"{IN_DDP[inside]}, in its {operation.title}"
+        return f"{IN_DDP[inside]} (its {operation.title})"
     library, _, backward = inside.partition("'s ")
     if library in LIBRARIES.values():
         said = f"{library}'s {operation.title}"
