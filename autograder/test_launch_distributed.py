@@ -41,7 +41,10 @@ BUFFER = "batches"  # the model counts its steps in it, in int64
 SPAWN = r"spawn\( || Process\( || elastic_launch || start_processes || Popen\(|subprocess || def launch_distributed"
 RETURN = r"^\s+return || def launch_distributed"
 UNSEEN = r"\.wait\(\)|(?<!path)\.join\( || except || Popen\(|subprocess || " + SPAWN
+FILES = r"mkstemp|mkdtemp|gettempdir|Temporary\w+\( || save\( || " + SPAWN
+PORT = r"environ.*PORT || MASTER_PORT || [Pp]ort || " + SPAWN
 WRITES = r"environ\[.*\] *=[^=]|environ(\.(update|setdefault|pop|clear)| *\|=)|del .*environ"
+ECHO = re.compile(r"(?i)gloo|connection (closed|reset)|broken pipe|timed out")
 NOT_ITS_OWN = re.compile(r"pytorch-errorfile-|torchinductor_|pymp-|^(journal|launch)-\d+$")
 """torch leaves the first two; Python removes the third when it ends; in the others the scenario notes what happens, and a
 rank that ends late writes after they were removed."""
@@ -111,7 +114,8 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
 def _train(grader: Grader, world: int, epochs: int) -> dict[str, torch.Tensor]:
     """The weights of the reference training on `world` ranks: one process on the joined batches."""
     x, y = dataset(grader)
-    net = nn.Linear(6, 3)
+    net = nn.Linear(6, 3, dtype=torch.float64)
+    x = x.double()
     with torch.no_grad():
         net.weight.copy_(torch.linspace(-0.5, 0.5, 18).view(3, 6))
         net.bias.zero_()
@@ -126,7 +130,8 @@ def _train(grader: Grader, world: int, epochs: int) -> dict[str, torch.Tensor]:
             optimizer.zero_grad()
             (sum(nn.functional.cross_entropy(net(x[share]), y[share]) for share in shares) / world).backward()  # type: ignore[union-attr]
             optimizer.step()
-    weights = {f"linear.{name}": value.detach() for name, value in net.state_dict().items()}
+    trained = net.state_dict().items()
+    weights = {f"{layer}.{name}": value.detach() for layer in ("submodule", "tied") for name, value in trained}
     return weights | {BUFFER: torch.tensor(epochs * -(-len(samplers[0]) // BATCH))}
 
 
@@ -152,16 +157,24 @@ def judge_weights(grader: Grader, launch: dict[str, Any], world: int, epochs: in
         grader.fail("prefixed-keys", said, at=r"state_dict || " + RETURN)
     right = _train(grader, world, epochs)
     at = r"parameters\( || state_dict || " + RETURN
-    if missing := [name for name in right if name not in weights]:
-        what = "the model's buffer" if missing == [BUFFER] else "which the model's state_dict has"
-        said = (
-            f"launch_distributed returned no {missing[0]!r}, {what}. A state_dict has the parameters and the buffers."
-        )
-        grader.fail("wrong-return", said, at=at)
+    missing, more = [name for name in right if name not in weights], [name for name in weights if name not in right]
+    if missing and missing[0].replace("module.", "") in more:
+        said = (f"{missing[0]!r} came back as {missing[0].replace('module.', '')!r}: \"module.\" was cut out of the middle of "
+                "the name. Only DDP's prefix has to go, at the start of a name.")  # fmt: skip
+        grader.fail("wrong-return", said, at=r"replace\(|sub\(|split || " + at)
+    if missing:
+        tied = "a second name of 'submodule.weight'. A state_dict has a shared tensor under each of its names."
+        what = {BUFFER: "the model's buffer. A state_dict has the parameters and the buffers.", "tied.weight": tied}
+        why = what.get(missing[0], "which the model's state_dict has.")
+        grader.fail("wrong-return", f"launch_distributed returned no {missing[0]!r}, {why}", at=at)
+    if more:
+        what = "a buffer with persistent=False" if more == ["scratch"] else "no name in the model's state_dict"
+        said = f"launch_distributed returned {more[0]!r}, {what}. A state_dict leaves that out."
+        grader.fail("wrong-return", said, at=r"buffers\( || " + at)
     for name, value in right.items():
         if weights[name].dtype != value.dtype:
             said = f"{name!r} came back as {weights[name].dtype}; in the model's state_dict it is {value.dtype}."
-            grader.fail("wrong-return", said, at=r"\.float\(|\.double\(|\.half\(|dtype || " + at)
+            grader.fail("wrong-return", said, at=r"\.float\(|\.double\(|\.half\(|dtype || tolist\( || " + at)
     asked = f"world_size={world} and epochs={epochs} were asked for, and these are the weights"
     mistakes = [
         Hypothesis("untrained-weights-returned", "These are the initial weights: what the other processes trained did "
@@ -273,6 +286,9 @@ def test_failure_reaches_the_caller(grader: Grader) -> None:
         if raised and word not in error:
             said = (f"Rank {rank} raised 'ValueError: rank {rank} ran out of luck ({word})' {MOMENTS[failure['moment']]}; "
                     f"the caller's error doesn't mention it: {_shortened(error)}")  # fmt: skip
+            if ECHO.search(error):
+                said = f"{happened}. The caller's error is another rank's, which only noticed: {_shortened(error)}"
+                grader.fail("reports-the-echo", said, of=[rank], at=r"\.recv\w*\( || (?<!environ)\.get\( || " + UNSEEN)
             grader.fail("error-without-message", said, of=[rank], at=r"raise || exitcode || " + SPAWN)
 
 
@@ -284,7 +300,7 @@ def test_leaves_nothing(grader: Grader) -> None:
     files = [name for name in run.left_files if not NOT_ITS_OWN.search(name)]
     if files:
         said = f"{_some(files)} {'was' if len(files) == 1 else 'were'} left behind."
-        grader.fail("leaves-files", said, at=r"save\( || mkstemp|mkdtemp|tempfile || " + SPAWN)
+        grader.fail("leaves-files", said, at=FILES)
     for launch in in_turn(grader):
         if launch["running"]:
             said = f"{launch['running']} of its processes were still running when launch_distributed had returned."
@@ -307,11 +323,11 @@ def test_launches_at_once(grader: Grader) -> None:
         where = "The caller's environment already had another job's MASTER_ADDR and MASTER_PORT." if told else ""
         if launch is None:
             said = f"{what} never came back. {where}"
-            grader.fail("launches-interfere", said.strip(), evidence=evidence(run), at=r"[Pp]ort || " + SPAWN)
+            grader.fail("launches-interfere", said.strip(), evidence=evidence(run), at=PORT)
         if "error" in launch:
             taken = "EADDRINUSE" in launch["error"] or "address already in use" in launch["error"].lower()
             said = f"{what} raised {_shortened(launch['error'])}. {where}"
-            grader.fail("hard-coded-port" if taken else "launches-interfere", said.strip(), at=r"[Pp]ort || " + SPAWN)
+            grader.fail("hard-coded-port" if taken else "launches-interfere", said.strip(), at=PORT)
         if (noted := [one["what"] for one in launch["noted"]]).count("lingers") > noted.count("leaves"):
             slow = asked["lingers"]
             said = f"launch_distributed returned while rank {slow} of {asked['world_size']} was still running. Wait for all ranks."
@@ -347,7 +363,7 @@ def test_leaves_nothing_after_a_failure(grader: Grader) -> None:
         said = (
             f"After launches in which ranks failed, {_some(files)} {'was' if len(files) == 1 else 'were'} left behind."
         )
-        grader.fail("leaves-files", said, at=r"save\( || mkstemp|mkdtemp|tempfile || " + SPAWN)
+        grader.fail("leaves-files", said, at=r"rmtree\(|cleanup\(|unlink\(|remove\( || " + FILES)
 
 
 def _writes(grader: Grader, changed: list[str]) -> Frame | str:
@@ -373,6 +389,7 @@ def _raised(what: str) -> str:
 def _shortened(error: str) -> str:
     """The first line; of mp.spawn's, which says nothing, the last."""
     first, *more = error.strip().splitlines() or [""]
+    first = first.replace("Traceback (most recent call last):", "").strip()
     return f"{first} {more[-1]}"[:160] if more and first.endswith(":") else first[:160]
 
 

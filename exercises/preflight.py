@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 
 def preflight(timeout: float = 10.0, backend: str | None = None) -> list[str]:
-    """Look for what will keep this job from training. Called on every rank at the start, with the same arguments.
+    """Look for what will keep this job from training. Every rank calls it once, at the start, with the same arguments.
 
     Returns one line for each problem, and an empty list if all is well. A line names the variable, the port or the
     rank. preflight never raises, and returns within about `timeout` seconds, whatever is broken. Once the ranks have
@@ -26,18 +26,19 @@ def preflight(timeout: float = 10.0, backend: str | None = None) -> list[str]:
       GPUs). Read them; never change them.
     - The backend: "nccl" if there are GPUs and "gloo" otherwise, unless the caller names one. Is it available?
     - MASTER_ADDR resolves, and at MASTER_PORT a store answers. Torchrun's agent hosts it if TORCHELASTIC_USE_AGENT_STORE
-      is "True"; otherwise preflight on rank 0 does, and the port has to be free. Another program at that
-      port is a problem too.
-    - Every rank arrives, and each only once. Each rank that has arrived names all that are missing.
-      `init_process_group` would only say that it timed out. So let each rank write its number into the store first, and
-      see which numbers are missing.
+      is "True"; otherwise preflight on rank 0 does, and the port has to be free. Another program at that port is a
+      problem too.
+    - Every rank arrives. Each rank that has arrived names all that are missing. If two processes have the same RANK, so
+      that another is missing, it names both numbers. `init_process_group` would only say that it timed out. So let each
+      rank write its number into the store first, and see which numbers are missing.
     - WORLD_SIZE, torch's version and the backend are the same on every rank.
     - The group forms, and `monitored_barrier` passes. (Only gloo has it: with nccl, make a gloo group as well.)
     - The all-reduce of all RANKs is 0 + 1 + … + (WORLD_SIZE - 1), exactly.
 
-    preflight leaves no process group behind. If a group exists already, it tries that one and keeps it. RANK and
-    the other variables may then be missing; each rank contributes RANK to the all-reduce, or its rank in the group if
-    RANK isn't set. If rank 0 hosts the store, the store outlives the call, and the training that follows can use it at the same port.
+    preflight leaves no process group behind. If a group exists already, it tries that one and keeps it. RANK and the
+    other variables may then all be missing; each rank contributes RANK to the all-reduce, or its rank in the group if
+    RANK isn't set, and WORLD_SIZE is the size of the group. If rank 0 hosts the store, the store outlives the
+    call, and the training that follows can use it at the same port.
 
     Args:
         timeout: seconds for all of it.

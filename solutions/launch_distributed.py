@@ -26,8 +26,11 @@ def launch_distributed(
 ) -> dict[str, torch.Tensor]:
     """Run `train_ddp(rank, world_size, model_class, data, epochs)` in `world_size` new processes on this machine.
 
+    On each rank `train_ddp` reads the variables that torchrun would set, such as MASTER_ADDR, MASTER_PORT and LOCAL_RANK,
+    and returns the trained model.
+
     It waits until all of them have ended and leaves nothing behind: no processes, no files, no environment variables.
-    It uses a free port, so several launches can run at the same time (a port that you found free just before is good
+    It uses a free port, so several programs can launch at the same time (a port that you found free just before is good
     enough).
 
     Args:
@@ -41,8 +44,9 @@ def launch_distributed(
 
     Raises:
         ValueError: world_size is less than 1.
-        RuntimeError (or another exception): a rank failed. Its message contains the error of that rank. It is raised
-            soon after the failure, not only when the other ranks time out.
+        RuntimeError (or another exception): a rank failed. Its message contains the error of the rank that failed first
+            (you may assume that pickle can carry this error). It is raised soon after the failure, not only when the
+            other ranks time out.
     """
     # --- solution: start the ranks, wait for them, return the weights ---
     if world_size < 1:

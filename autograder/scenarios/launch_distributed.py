@@ -45,16 +45,18 @@ _make_group, _destroy = c10d._new_process_group_helper, dist.destroy_process_gro
 class Classifier(nn.Module):
     """A linear classifier with the same first weights in every process; notes which process trains it.
 
-    Its buffer counts the steps, so a state_dict is more than the parameters, and not all of it is floats.
+    Its state_dict is not what named_parameters() gives: the layer has two names, one of which ends as DDP's prefix does,
+    and of its buffers one counts the steps and the other isn't in it. Its types are float64 and int64.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(FEATURES, CLASSES)
+        self.submodule = self.tied = nn.Linear(FEATURES, CLASSES, dtype=torch.float64)
         with torch.no_grad():
-            self.linear.weight.copy_(torch.linspace(-0.5, 0.5, FEATURES * CLASSES).view(CLASSES, FEATURES))
-            self.linear.bias.zero_()
+            self.tied.weight.copy_(torch.linspace(-0.5, 0.5, FEATURES * CLASSES).view(CLASSES, FEATURES))
+            self.tied.bias.zero_()
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
         self.steps = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -66,7 +68,7 @@ class Classifier(nn.Module):
             _note("trains", rank, world_size)
             _replace(_destroy, destroy_process_group)
         _fail(self.steps, rank)
-        return self.linear(x)
+        return self.submodule(x.double())
 
 
 def _new_process_group_helper(*arguments, **options):
