@@ -32,7 +32,7 @@ def train_ddp(
     """Train a classifier with DDP and return it. Every rank calls it; only `rank` differs between them.
 
     Join the process group with `setup_ddp`, and leave it at the end, even when training fails or is interrupted. After
-    an error wait for no other rank. (If the caller already belongs to a group, setup_ddp raises. Then leave the
+    an error, don't wait for other ranks. (If the caller already belongs to a group, setup_ddp raises. Then leave the
     caller's group open.)
 
     The model is `model_class()`, moved to this rank's device and then wrapped in DDP, or in your own class that
