@@ -681,11 +681,27 @@ import torch.distributed as dist
 
 dist.init_process_group("gloo")
 a, b = torch.tensor(1.0), torch.tensor(10.0)
-tensors = [a, b] if dist.get_rank() == 0 else [b, a]  # BUG: a different order, say from a set
+tensors = [a, b] if dist.get_rank() == 0 else [b, a]  # BUG: a different order
 for tensor in tensors:
     dist.all_reduce(tensor)
 print(f"a = {a:.0f} (should be 2), b = {b:.0f} (should be 20)")
 assert (a, b) == (11, 11)
+
+# %% [markdown]
+# Such an order can come from a **set of strings**, because each Python process goes through it in a different order. The
+# ranks below share one order, since Lockstep forks them from one process, and the sums are right. Under `torchrun` they
+# would be mixed up:
+
+# %%
+# %%ranks 2
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+sums = {"loss": torch.tensor(1.0), "count": torch.tensor(10.0)}
+for name in set(sums):  # BUG
+    dist.all_reduce(sums[name])
+assert sums == {"loss": 2, "count": 20}
 
 # %% [markdown]
 # gloo doesn't compare types either. Rank 1's integer tensor receives the *bits* of rank 0's 1.0:

@@ -353,6 +353,7 @@ SETS = {
     "of a set": "for name in {'loss', 'count'}:\n    dist.all_reduce(stats[name])",
     "of keys without some": "for name in stats.keys() - {'half'}:\n    dist.all_reduce(stats[name])",
     "of a list of a set": "for name in list(set(stats)):\n    dist.all_reduce(stats[name])",
+    "of what the name stands for": "for name in set(stats):\n    value = stats[name]\n    dist.all_reduce(value)",
     "in a function": "def average(stats, frozen):\n    names = set(stats) - frozen\n    for name in names:\n"
     "        dist.all_reduce(stats[name])\naverage(stats, {'half'})",
 }  # fmt: skip
@@ -360,6 +361,8 @@ ORDERED = {
     "sorted": "for name in sorted({'loss', 'count'}):\n    dist.all_reduce(stats[name])",
     "a dictionary": "for name in stats:\n    dist.all_reduce(stats[name])",
     "numbers": "for name in {0, 1}:\n    dist.all_reduce([loss, count][name])",
+    "one turn": "for name in {'loss'}:\n    dist.all_reduce(stats[name])",
+    "what a function makes of the name": "for name in {'one', 'other'}:\n    total = torch.ones(1) * len(name)\n    dist.all_reduce(total)",
     "the same tensor in each turn": "for name in {'loss', 'count'}:\n    dist.all_reduce(count)",
     "assigned twice": "names = {'loss'}\nnames = sorted(names)\nfor name in names:\n    dist.all_reduce(stats[name])",
 }

@@ -19,6 +19,7 @@ import torch
 from .. import ranks
 from ..course import Course, leaf
 from ..ranks.channel import encode
+from ..ranks.crossed import over_a_set
 from ..ranks.text import Evidence
 from ..ranks.words import names
 from . import diagnose
@@ -153,10 +154,10 @@ class Grader:
         if known is not None:
             return known
         result = self._attempt(play)
-        if result.cause is None:
+        diagnosis = self.diagnose(result) if result.cause is not None else self._over_a_set(result)
+        if diagnosis is None:
             self._played[play.key] = result
             return result
-        diagnosis = self.diagnose(result)
         self._played[play.key] = diagnosis
         if (diagnosis.id, diagnosis.line) in self._told:
             raise CheckNotRun("fails in the same place as above")
@@ -179,8 +180,9 @@ class Grader:
 
     def require(self, run: ranks.Run) -> ranks.Run:
         """The same run, which ended well; one that did not is a failed check, diagnosed from its cause."""
-        if run.cause is not None:
-            raise Failed(self.diagnose(run))
+        diagnosis = self.diagnose(run) if run.cause is not None else self._over_a_set(run)
+        if diagnosis is not None:
+            raise Failed(diagnosis)
         return run
 
     def random(self, name: str) -> random.Random:
@@ -350,6 +352,15 @@ class Grader:
             return own
         found = diagnose.general(self.submission, run)
         return self.diagnosis(found.id, found.message, evidence=found.evidence, of=run.cause.ranks, at=found.at)
+
+    def _over_a_set(self, run: ranks.Run) -> Diagnosis | None:
+        """What no run shows, because its ranks share a hash seed: the order that their calls would have under torchrun."""
+        if run.world_size == 1 or not (found := over_a_set(run.ranks)):
+            return None
+        call, through, said = found
+        return self.diagnosis(
+            "loops-over-a-set", f"`{said}` is called in a loop over the set `{through}`.", at=call.frame
+        )
 
     def unreadable(self, error: BaseException) -> Diagnosis:
         """The diagnosis for reports of the ranks on which a check breaks."""

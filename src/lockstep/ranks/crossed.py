@@ -96,10 +96,12 @@ def over_a_set(members: Sequence[RankReport]) -> tuple[Collective, str, str] | N
     Each process goes through such a set in its own order, but for ranks that are forked from one: these have one hash seed.
     """
     search = _Search()
-    sites = {call.chain: call for report in members for call in reversed(report.collectives) if len(call.members) != 1}
+    sites: dict[tuple[Frame, ...], dict[object, Collective]] = {}
+    for call in (call for report in members for call in report.collectives if call.turn and len(call.members) != 1):
+        sites.setdefault(call.chain, {}).setdefault(call.turn, call)
     with contextlib.suppress(RecursionError, TooLong, ValueError):
-        for call in [*sites.values()][:MOST_PAIRS]:
-            if found := search.over_a_set(call):
+        for call, *others in [[*turns.values()] for turns in sites.values()][:MOST_PAIRS]:
+            if others and (found := search.over_a_set(call)):
                 return call, *found
     return None
 
@@ -250,7 +252,15 @@ class _Search:
             return None
         called, loop, scope = found
         operand = called.args[INPUT[call.kind]]
-        given = any(isinstance(node, ast.Name) and call.turn and node.id == call.turn[0] for node in ast.walk(operand))
+        turn, read = (
+            call.turn[0] if call.turn else "",
+            {one.id for one in ast.walk(operand) if isinstance(one, ast.Name)},
+        )
+        stores = [
+            one for one in ast.walk(loop) if isinstance(one, ast.Assign) and read & set(map(ast.unparse, one.targets))
+        ]
+        entries = [one.slice for store in stores for one in ast.walk(store.value) if isinstance(one, ast.Subscript)]
+        given = turn in read or any(isinstance(one, ast.Name) and one.id == turn for one in entries)
         return (ast.unparse(loop.iter), ast.unparse(called)) if given and _is_set(loop.iter, scope) else None
 
     def _file(self, name: str) -> _File | None:
