@@ -354,7 +354,7 @@ class Grader:
         return self.diagnosis(found.id, found.message, evidence=found.evidence, of=run.cause.ranks, at=found.at)
 
     def _over_a_set(self, run: ranks.Run) -> Diagnosis | None:
-        """What no run shows, because its ranks share a hash seed: the order that their calls would have under torchrun."""
+        """What no run shows, because its ranks share a hash seed: the order of their calls under torchrun."""
         if run.world_size == 1 or not (found := over_a_set(run.ranks)):
             return None
         call, through, said = found
