@@ -223,7 +223,8 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
     One rank writes. If the job is killed at any moment, either the old or the new file is there, complete. After `save`
     returns, the new one is there, even after a power failure. Raises RuntimeError on every rank if the file could not be
-    written. The solution also keeps the two checkpoints before it, as `checkpoint.old` and `checkpoint.older`.
+    written: no permission, a full disk. The solution also keeps the two checkpoints before it, as `checkpoint.old` and
+    `checkpoint.older`.
     """
     # --- solution: save, atomically and durably ---
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -251,8 +252,8 @@ def load(path: Path) -> dict[str, Any] | None:
     """The checkpoint `path`, or None if there is none; the same on every rank.
 
     Read it with `weights_only=True`. The solution also skips damaged files, says so, and returns the newest intact one.
-    If all are damaged it raises RuntimeError on every rank. In the solution rank 0 sends the file to the others.
-    That suits checkpoints of a few GB; save larger ones in parts, with `torch.distributed.checkpoint` (chapter 6).
+    If all are damaged it raises RuntimeError on every rank. You may assume that every node sees the folder. In the
+    solution only rank 0 looks at it, and sends the file to the others. That suits checkpoints of a few GB; save larger ones in parts, with `torch.distributed.checkpoint` (chapter 6).
     """
     # --- solution: load the same on every rank ---
     damaged: list[str] = []
@@ -340,11 +341,12 @@ def train_step(model: DDP, optimizer: Optimizer, micro_batches: list[Any], clip:
 def evaluate(
     model: nn.Module, dataset: Pairs, amp: bool, batch_size: int = 256, stop: StopRequest | None = None
 ) -> tuple[float, float]:
-    """Mean loss and accuracy over the whole dataset, each sample counted once, the same numbers on every rank.
+    """Mean loss and accuracy over all targets of the dataset, each sample counted once, the same on every rank.
 
-    The ranks share the work, even if it can't be divided evenly. `model` is the model itself: DDP's forward may call
-    collectives, which ranks with fewer batches would not join. If any rank is asked to `stop`, the solution
-    ends early.
+    The ranks share the work, even if it can't be divided evenly or there are fewer samples than ranks. `model` is the
+    model itself: DDP's forward may call collectives, which ranks with fewer batches would not join. It is evaluated in
+    eval mode, and is in training mode afterwards. If any rank is asked to `stop`, the solution ends early: it returns the
+    numbers of a part, which `train` doesn't use.
     """
     # --- solution: evaluate, every sample once ---
     rank, world_size, samples = dist.get_rank(), dist.get_world_size(), len(dataset)  # type: ignore[arg-type]

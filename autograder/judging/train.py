@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from lockstep.grading import Each, Grader, Hypothesis, Run, Tolerance, equal, factor_of, names
+from lockstep.grading import Cause, Diagnosis, Each, Grader, Hypothesis, Run, Tolerance, equal, factor_of, names
 
 from .resumed import Job, Lines, share, together
 
 WORLD = 2
-SAMPLES, TESTED, BATCH, EPOCHS = 40, 13, 12, 3
+SAMPLES, BATCH, EPOCHS = 40, 12, 3
+TESTED = {4: 3}  # by the number of ranks: of four, one has nothing to evaluate; 13 otherwise
 SAVE_EVERY, LOG_EVERY, LARGEST = 5, 4, 0.05
 AN_EPOCH = SAMPLES // BATCH
 TOTAL = AN_EPOCH * EPOCHS
@@ -38,19 +39,23 @@ LINES = Lines(
     stopping=STOPPING,
     handler=STOPPING,
 )
+SAVE_FAILS = {  # what the scenario noted: where the file was to be, and the line
+    "error": ("Where no file can be made", r"except || raise || def save"),
+    "error on a full disk": ("On a full disk", r"except || raise || def save"),
+}
 LOOSE = Tolerance(1e-3, 1e-5)
 
 Pairs = tuple[torch.Tensor, torch.Tensor]
 
 
-def data(grader: Grader) -> dict[str, Any]:
+def data(grader: Grader, world_size: int = WORLD) -> dict[str, Any]:
     """Training and test set, drawn for every seed."""
     generator = grader.generator("data")
 
     def some(count: int) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.randn(count, 6, generator=generator), torch.randint(0, 3, (count,), generator=generator)
 
-    return {"train": some(SAMPLES), "test": some(TESTED)}
+    return {"train": some(SAMPLES), "test": some(TESTED.get(world_size, 13))}
 
 
 def drawn_seed(grader: Grader) -> int:
@@ -72,12 +77,12 @@ def job(grader: Grader) -> Job:
 
 def through(grader: Grader, world_size: int = WORLD, *more: str) -> Run:
     """A start that nobody disturbs."""
-    return grader.run("start", world_size, arguments=arguments(grader, *more), **data(grader))
+    return grader.run("start", world_size, arguments=arguments(grader, *more), **data(grader, world_size))
 
 
-def start(grader: Grader, **more: Any) -> Run:
+def start(grader: Grader, *options: str, **more: Any) -> Run:
     """Another start of that job, however it ends."""
-    return grader.attempt("start", WORLD, arguments=arguments(grader), **data(grader), **more)
+    return grader.attempt("start", WORLD, arguments=arguments(grader, *options), **data(grader), **more)
 
 
 def initial(seed: int) -> torch.Tensor:
@@ -224,7 +229,7 @@ def optimizers(
 
 def metrics(run: Run, of: Pairs) -> tuple[list[float], str, list[Hypothesis]]:
     """Loss and accuracy on the test set; the diagnosis when neither is explained; and what the mistakes give."""
-    weights, everyone = run.observed("weights")[0], list(range(TESTED))
+    weights, everyone = run.observed("weights")[0], list(range(len(of[0])))
 
     def both(samples: list[int]) -> list[float]:
         if not samples:
@@ -245,7 +250,7 @@ def metrics(run: Run, of: Pairs) -> tuple[list[float], str, list[Hypothesis]]:
     left_out = Hypothesis(
         "evaluation-misses-samples", f"The samples {missing} were never looked at.", both(looked) if missing else None
     )
-    some = twice and len(looked) < 2 * TESTED
+    some = twice and len(looked) < 2 * len(everyone)
     return (
         both(everyone),
         padded.id if some else left_out.id if missing else "wrong-metric",
@@ -253,6 +258,15 @@ def metrics(run: Run, of: Pairs) -> tuple[list[float], str, list[Hypothesis]]:
             Hypothesis("metric-of-one-rank", "They are those of its own samples.", Each(own)),
             padded,
             left_out,
+            *(
+                Hypothesis(
+                    "wrong-metric",
+                    "A sample has two targets: they were divided by the number of samples.",
+                    [n * one for n, one in zip(factors, both(everyone), strict=True)],
+                    r"len\(targets || in evaluate: return || " + EVALUATION,
+                )
+                for factors in ((1, 2), (2, 2))
+            ),
             Hypothesis(
                 "wrong-metric", "They are the mean of the ranks' means.", mean if not twice and not missing else None
             ),
@@ -305,6 +319,49 @@ def judge_known(grader: Grader, got: list[list[float]], right: list[float], tole
     at = r"in evaluate: \breduce\(|rank == 0 || " + EVALUATION
     alone = len(got) > 1 and unknown == [*range(1, len(got))]
     grader.fail_on(unknown if alone else (), "only-rank-0-knows", what, at=at)
+
+
+def read_helpers(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
+    """Why a run failed in `save` or `evaluate`."""
+    error, tested = cause.error, TESTED.get(run.world_size)
+    if tested and error is not None and "evaluate" in [frame.function for frame in error.frames]:
+        what = f"The test set had {tested} samples for {run.world_size} ranks. {names(cause.ranks).capitalize()} raised in evaluate: {error}"
+        return grader.diagnosis("evaluates-nothing", what, of=cause.ranks, at=error.frame or EVALUATION)
+    for name, (where, at) in SAVE_FAILS.items():
+        if any(told := run.observed(name)) and None in told:
+            what = (
+                f"{where} save raised {next(filter(None, told))[:90]} on one rank, and the others still waited in it."
+            )
+            waiting = [rank for rank, error in enumerate(told) if error is None]
+            return grader.diagnosis("others-never-learn-of-it", what, of=waiting, at=at)
+    return None
+
+
+def judge_failed_saves(grader: Grader, run: Run) -> None:
+    """All ranks learn, by a RuntimeError, that a file could not be written."""
+    for name, (where, at) in SAVE_FAILS.items():
+        if "disk" in name and not any(run.observed("disk was full")):
+            continue  # it doesn't write with torch.save
+        errors = run.observed(name)
+        silent = [rank for rank, error in enumerate(errors) if not error]
+        what = f"{where} save raised {[error for error in errors if error]}, and returned on {{ranks}}."
+        id = "others-never-learn-of-it" if any(errors) else "swallows-a-failed-save"
+        grader.fail_on(silent, id, what, at=at)
+        others = run.observed(f"another {name}")
+        what = f"{where} save raised {''.join(others[:1])} on {{ranks}}; a RuntimeError was expected."
+        grader.fail_on([rank for rank, other in enumerate(others) if other], "another-error", what, at=at)
+
+
+def judge_modes(grader: Grader, run: Run) -> None:
+    """The model is evaluated in eval mode, and trained in training mode."""
+    for kind, what, at in (
+        ("evaluate", "On {ranks} evaluate called the model in training mode.", EVALUATION),
+        ("train", "On {ranks} steps after an evaluation were made in eval mode.", r"\.eval\( || " + EVALUATION),
+    ):
+        wrong = [rank for rank, modes in enumerate(run.observed("modes")) if (kind == "evaluate") in modes[kind]]
+        grader.fail_on(
+            wrong, "evaluates-in-training-mode" if kind == "evaluate" else "trains-in-eval-mode", what, at=at
+        )
 
 
 def judge_complete(grader: Grader, got: list[dict[str, Any]], right: list[dict[str, Any]], what: str) -> None:

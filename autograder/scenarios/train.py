@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import sys
@@ -28,11 +29,15 @@ seen: list[list[int]] = []
 tested: list[list[int]] = []
 tested_after: set[int] = set()
 precision: set[str] = set()
+modes: dict[str, set[bool]] = {"train": set(), "evaluate": set()}
 models: list[nn.Module] = []
 
 
 class Net(nn.Module):
-    """A sample's number stands before its features; those of the test set are negative."""
+    """A sample's number stands before its features; those of the test set are negative.
+
+    It predicts twice for each sample, as the GPT does for each character, and both times the same.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,17 +46,24 @@ class Net(nn.Module):
         models.append(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, 1 + FEATURES) → (B, CLASSES)."""
+        """(B, 1 + FEATURES) → (B, 2, CLASSES)."""
         numbers = x[:, 0].round().long().tolist()
         if numbers[0] < 0:
             tested.append(numbers)
             tested_after.add(len(steps))
+            modes["evaluate"].add(self.training)
         elif torch.is_grad_enabled():  # a second look without gradients trains nothing
             seen.append(numbers)
+            modes["train"].add(self.training)
             about_to("forward")
         hidden = self.first(x[:, 1:])
         precision.add(str(hidden.dtype))
-        return self.last(F.relu(hidden))
+        return twice(self.last(F.relu(hidden)))
+
+
+def twice(one: torch.Tensor) -> torch.Tensor:
+    """Each row two times."""
+    return one.unsqueeze(1).expand(-1, 2, *one.shape[1:])
 
 
 happening: dict[str, Any] = {}
@@ -157,7 +169,7 @@ def start(
     def datasets(task: str) -> tuple[TensorDataset, TensorDataset]:
         numbers = torch.arange(len(train[0]), dtype=torch.float32), -1 - torch.arange(len(test[0]), dtype=torch.float32)
         both = (
-            TensorDataset(torch.cat([number.unsqueeze(1), x], 1), y)
+            TensorDataset(torch.cat([number.unsqueeze(1), x], 1), twice(y))
             for number, (x, y) in zip(numbers, (train, test), strict=True)
         )
         return tuple(both)
@@ -180,6 +192,7 @@ def start(
     observe("tested", tested)
     observe("tested after", sorted(tested_after))
     observe("precision", sorted(precision))
+    observe("modes", {kind: sorted(found) for kind, found in modes.items()})
     observe("kept in", sorted({str(p.dtype) for p in models[-1].parameters()}) if models else [])
     observe("weights", flat(list(models[-1].parameters())) if models else None)
     observe("files", files() if rank() == 0 else {})
@@ -228,7 +241,9 @@ def steps_once(
     device = submission.join()
     torch.manual_seed(seed)
     model = Net().to(device)
-    parts = [(torch.cat([torch.tensor(one)[:, None], train[0][one]], 1), train[1][one]) for one in samples[rank()]]
+    parts = [
+        (torch.cat([torch.tensor(one)[:, None], train[0][one]], 1), twice(train[1][one])) for one in samples[rank()]
+    ]
     wrapped = DistributedDataParallel(model)
     loss = submission.train_step(wrapped, torch.optim.AdamW(model.parameters(), 0.05), parts, 1000.0, False)
     observe("loss", float(loss))
@@ -314,7 +329,14 @@ def saves(submission: Any) -> None:
             )
             operations.append({"kind": kind, "name": name, "inode": inode, **more})
 
+    full: list[bool] = []
+
     def save(content: Any, file: Any, *arguments: Any, **more: Any) -> None:
+        if full:
+            full.append(True)
+            if hasattr(file, "write"):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
         time.sleep(0.5)
         write(content, file, *arguments, **more)
         note("write", file)
@@ -345,12 +367,16 @@ def saves(submission: Any) -> None:
     observe("nothing", submission.load(FOLDER / "other.pt"))
     if rank() == 0:
         Path("a-file").touch()
+    for name, place in (("error", Path("a-file/checkpoint.pt")), ("error on a full disk", path)):
+        dist.barrier()  # the error of the one before has reached all
+        full[:] = [True] if place == path else []
+        try:
+            submission.save(place, {"step": 8})
+        except (Exception, SystemExit) as error:
+            observe(name, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            observe(f"another {name}", "" if isinstance(error, RuntimeError) else type(error).__name__)
+        else:
+            observe(name, "")
+            observe(f"another {name}", "")
     dist.barrier()
-    try:
-        submission.save(Path("a-file/checkpoint.pt"), {"step": 8})
-    except (Exception, SystemExit) as error:
-        observe("error", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-        observe("another error", "" if isinstance(error, RuntimeError) else type(error).__name__)
-    else:
-        observe("error", "")
-        observe("another error", "")
+    observe("disk was full", len(full) > 1)
