@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import repeat
 
+from . import processes
 from .hang_detector import AskMembers
 from .member import Member, RunState, counterpart, others
 from .messages import Begin, Place
@@ -82,7 +84,7 @@ class Latecomers:
         self.next = now + min(EVERY, after / 2)
         calls = [member for member in self.run.everyone if self._waits_long(member, now - after)]
         apart = [one for one in self.run.everyone if not one.done]
-        still = not calls and all(one.last is not None and one.last_at < now - after for one in apart)
+        still = not calls and all(map(_has_slept, apart, repeat(now - after)))
         if not calls and not still:
             return self._look_at_meeting(now, after)
         said = self._stalled(apart, now) if still else self._tell(calls, now)
@@ -231,6 +233,12 @@ def _is_in(member: Member) -> bool:
     if sample is None or last is None or not sample.call:
         return False
     return last.number == sample.operation or last.number in sample.pending
+
+
+def _has_slept(member: Member, since: float) -> bool:
+    """True when it has made no call since then, and does not compute now: then it may be asked, at no cost to anybody."""
+    asleep = member.node is not None or processes.is_asleep(member.pid)
+    return asleep and member.last is not None and member.last_at < since
 
 
 def _is_elsewhere(member: Member) -> bool:

@@ -203,6 +203,13 @@ def is_stopped(pid: int) -> bool:
     return False
 
 
+def is_asleep(pid: int) -> bool:
+    """True when the process's main thread waits for something."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return _stat(pid)[0] == b"S"
+    return False
+
+
 def catches(pid: int, number: int) -> bool:
     """True when the process has a handler for the signal, so that the signal does not end it."""
     with contextlib.suppress(OSError, ValueError, IndexError):
