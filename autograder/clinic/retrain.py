@@ -45,10 +45,17 @@ def reductions(run: Run) -> list[int]:
     return [sum(call.kind == "all_reduce" and call.inside != "DDP()" for call in calls) for calls in run.collectives]
 
 
-def reduced_bytes(run: Run) -> int:
-    """How many bytes of float tensors rank 0 put into all-reduces, those of DDP's constructor left out."""
-    return sum(
-        call.nbytes
-        for call in run.collectives[0]
-        if call.kind == "all_reduce" and call.inside != "DDP()" and "float" in call.dtype
-    )
+def averaged(run: Run, values: int) -> list[float]:
+    """How often each rank put as many float values as the model has into all-reduces, those of DDP's constructor left out.
+
+    By hand, in a hook or in DDP's backward, in pieces or as one tensor, in any precision.
+    """
+    return [
+        sum(
+            call.nbytes / getattr(torch, call.dtype).itemsize
+            for call in calls
+            if call.kind == "all_reduce" and call.inside != "DDP()" and "float" in call.dtype
+        )
+        / values
+        for calls in run.collectives
+    ]

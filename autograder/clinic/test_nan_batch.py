@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from clinic.case import TRAINING, cases, digests, draw, judge_diagnosis, judge_equal, steps, treat_widely, unmended
+from clinic.retrain import averaged
 
 from lockstep.grading import Cause, Diagnosis, Grader, Run, names
 
@@ -11,6 +12,7 @@ CASE = cases()["nan_batch"]
 BATCHES = 8
 SKIP = r"continue || isfinite|isnan || .backward\( || def main"
 FEWEST = BATCHES - 1
+VALUES = 8 * 3 + 3
 REFUTED = {
     "uneven-data": "Every rank has 32 records and 8 batches; count the steps that each takes instead, which the job prints.",
     "network-fault": "Every connection is alive; a rank that waits says in which call.",
@@ -81,7 +83,8 @@ def _not_numbers(run: Run) -> str:
 def test_whole_epoch(grader: Grader) -> None:
     """the ranks train to the end of the epoch, and stay equal"""
     run = treat_widely(grader, CASE, choose=_other_record)[1][1]
-    took = steps(run)
+    # A communication hook may reduce outside of the backward pass.
+    took = list(map(max, steps(run), map(int, averaged(run, VALUES))))
     if min(took) < FEWEST:
         few = took.index(min(took))
         grader.fail(

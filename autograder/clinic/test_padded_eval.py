@@ -13,7 +13,7 @@ from lockstep.grading import Cause, Diagnosis, Grader, Run, names
 
 CASE = cases()["padded_eval"]
 WORLDS = (CASE.ranks, 4)
-RECORDS = 49
+RECORDS, TEST_SEED = 49, 20
 EXACT = 1e-9
 SHARING = r"Sampler\( || Subset\( || range\( || drop_last || counts \+= || counts"
 REFUTED = {
@@ -75,6 +75,21 @@ def test_counts(grader: Grader) -> None:
                 f"{what}; {truth}. {seen - RECORDS:g} are counted twice.",
                 at=SHARING,
             )
+        _judge_coverage(grader, run)
+
+
+def _judge_coverage(grader: Grader, run: Run) -> None:
+    """Right numbers may come from 49 records of which one is another, where the model is as right about both."""
+    read = [index for seen in samples(run) for seed, index in seen if seed == TEST_SEED]
+    missing = sorted({*range(RECORDS)} - {*read})
+    if read and missing:
+        twice = sorted(index for index in {*read} if read.count(index) > 1)
+        grader.fail(
+            "symptom-hidden",
+            f"On {run.world_size} ranks no rank reads record {missing[0]}, and record {twice[0] if twice else read[0]} is read "
+            f"{read.count(twice[0]) if twice else 1} times; {len(missing)} of {RECORDS} records are left out.",
+            at=SHARING,
+        )
 
 
 def _right(run: Run) -> int:
@@ -83,7 +98,7 @@ def _right(run: Run) -> int:
     if state.keys() != model.state_dict().keys():
         return 0
     model.load_state_dict(state)
-    test = clinic_data.Records(RECORDS, seed=20)
+    test = clinic_data.Records(RECORDS, seed=TEST_SEED)
     return int((model(test.features).argmax(1) == test.classes).sum())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from clinic.case import cases, digests, judge_diagnosis, judge_equal, other_ticket, samples, treat
-from clinic.retrain import CLOSE, State, apart, batch, cut, reduced_bytes, reductions, start
+from clinic.retrain import CLOSE, State, apart, averaged, batch, cut, reductions, start
 from clinic.support import clinic_data
 
 from lockstep.grading import Grader, Run
@@ -47,8 +47,7 @@ def _judge_training(grader: Grader, run: Run, micro: int) -> None:
     across = cut(range(EPOCHS * micro), GROUP)
     right = [_trained(run, groups, by) for groups in (in_epochs, across) for by in (lambda group: GROUP, len)]
     if min(apart(state, one) for one in right) <= CLOSE:
-        size = sum(value.numel() * value.element_size() for value in state.values())
-        times = reduced_bytes(run) / size
+        times = averaged(run, sum(value.numel() for value in state.values()))[0]
         if times > len(in_epochs):
             grader.fail(
                 "symptom-hidden",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 import torch
-from clinic.case import cases, digests, judge_diagnosis, judge_equal, other_ticket, treat
+from clinic.case import cases, digests, judge_diagnosis, judge_equal, other_ticket, samples, treat
 from clinic.retrain import apart
 
-from lockstep.grading import Grader, names
+from lockstep.grading import Grader, names, parse
 
 CASE = cases()["same_masks"]
-WORLD, STEPS, MASK = 3, 4, (8, 16)
+WORLD, STEPS, MASK, RECORDS = 3, 4, (8, 16), 48
 SEEDING = r"manual_seed || [Ss]eed || Generator || Dropout"
 REFUTED = {
     "same-data-everywhere": "The sampler gives each rank other records, and their losses differ.",
@@ -63,6 +65,23 @@ def test_masks(grader: Grader) -> None:
             of=[a, b],
             at=SEEDING,
         )
+    crossed = [
+        (a, one, b, two)
+        for a in range(WORLD)
+        for b in range(a)
+        for one in range(STEPS)
+        for two in range(STEPS)
+        if torch.equal(kept[a][one], kept[b][two])
+    ]
+    if crossed:
+        a, one, b, two = crossed[0]
+        grader.fail(
+            "another-illness",
+            f"In step {one + 1} rank {a} dropped the same units as rank {b} in step {two + 1}, all {MASK[0] * MASK[1]} of them; so it is "
+            f"in {len(crossed)} pairs of steps: the seeds of two ranks meet.",
+            of=[a, b],
+            at=SEEDING,
+        )
     for rank, mask in enumerate(kept):
         again = [step for step in range(1, STEPS) if torch.equal(mask[step], mask[0])]
         if again:
@@ -77,9 +96,19 @@ def test_masks(grader: Grader) -> None:
 @pytest.mark.needs("test_masks")
 def test_repeatable(grader: Grader) -> None:
     """the ranks end with one model, and a second run with the same one"""
+    _judge_seed(grader)
     first = treat(grader, CASE, other_ticket(grader, CASE, WORLD), WORLD)
     said = "The masks differ now, and so do the models: {tensor} of {ranks} differs from rank 0's."
     judge_equal(grader, first, said, r"init_sync || DDP\(")
+    for epoch in range(2):
+        read = [index for seen in samples(first) for _, index in seen[epoch * RECORDS // WORLD :][: RECORDS // WORLD]]
+        if read and len(set(read)) < RECORDS:
+            grader.fail(
+                "another-illness",
+                f"In epoch {epoch} the ranks read {len(read)} records, and only {len(set(read))} of the {RECORDS} are among them: they no "
+                "longer share one order.",
+                at=r"DistributedSampler || seed= || " + SEEDING,
+            )
     # Another ticket changes nothing here, so it is a second start of the same job.
     second = treat(grader, CASE, other_ticket(grader, CASE, WORLD) + 1, WORLD)
     off = apart(digests(first)[0], digests(second)[0])
@@ -89,3 +118,24 @@ def test_repeatable(grader: Grader) -> None:
             f"Two runs of the job end with models that differ by {off:.2g}: the masks differ by rank and by run.",
             at=SEEDING,
         )
+
+
+def _judge_seed(grader: Grader) -> None:
+    """`hash` of a string is salted: two runs from one fork server have one salt, two starts of a learner's job don't."""
+    for node in ast.walk(parse(grader.submission.text) or ast.Module([], [])):
+        if not (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "hash" and node.args
+        ):
+            continue
+        text = [
+            one
+            for one in ast.walk(node.args[0])
+            if isinstance(one, ast.Constant) and isinstance(one.value, (str, bytes))
+        ]
+        if text:
+            grader.fail(
+                "another-illness",
+                f"{ast.unparse(node)} is a different number in each process, because Python salts the hashes of strings anew at each "
+                "start: a second start of the job gives another model.",
+                at=r"\bhash\(",
+            )
