@@ -11,9 +11,10 @@ from clinic.support import clinic_data
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lockstep.grading import Grader
+from lockstep.grading import Grader, Run, names
 
 CASE = cases()["late_load"]
+BYTES = 4 * (clinic_data.FEATURES + 1) * clinic_data.CLASSES
 LOADING = r"load_state_dict || copy_ || broadcast || found_on_disk\( || DDP\("
 REFUTED = {
     "different-settings": "All ranks train with the same rate and the same number of steps. Compare the models before the first of them.",
@@ -75,6 +76,7 @@ def test_equal(grader: Grader) -> None:
 def test_starts_from_them(grader: Grader) -> None:
     """the training starts from the good weights"""
     for number, (ticket, run) in enumerate(treat_widely(grader, CASE, 2)):
+        _judge_disks(grader, run, draw(ticket, CASE.name, run.world_size))
         state = run.observed("result")[0]["model"]
         if same(state, trained(run.world_size, True)):
             continue
@@ -94,4 +96,18 @@ def test_starts_from_them(grader: Grader) -> None:
             f"{when} rank {owner} of {run.world_size} has the weights, {got}.",
             of=[owner],
             at=r"broadcast || " + LOADING,
+        )
+
+
+def _judge_disks(grader: Grader, run: Run, owner: int) -> None:
+    """Weights that are found where no disk has them, and that the one who has them has sent to nobody."""
+    made_up = [rank for rank, found in enumerate(run.observed("on_disk")) if found and rank != owner]
+    sent = sum(call.nbytes for call in run.collectives[owner] if call.inside not in ("DDP()", "backward"))
+    if made_up and sent < BYTES:
+        grader.fail(
+            "symptom-hidden",
+            f"Only rank {owner}'s disk has the weights, and found_on_disk finds them on {names(made_up)} too: it makes them up, and "
+            f"rank {owner} has sent {sent} of their {BYTES} bytes to others.",
+            of=made_up,
+            at=r"def found_on_disk || found_on_disk",
         )

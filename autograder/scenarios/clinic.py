@@ -119,7 +119,17 @@ def treat(module: ModuleType, count_linear: bool = False) -> None:
         observe("samples", samples)
         observe("linear_calls", sum(linear_calls))
         observe("never_waited", sum(id(work) not in ended for work in started))
+    if hasattr(module, "found_on_disk"):
+        observe("on_disk", _on_disk(module))
     observe("result", {str(key): _plain(value) for key, value in result.items()} if isinstance(result, dict) else None)
+
+
+def _on_disk(module: ModuleType) -> bool:
+    """Whether the job, where it looks on a disk for weights, finds some on this rank's."""
+    try:
+        return module.found_on_disk(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])) is not None
+    except Exception:  # a function that communicates
+        return False
 
 
 def _plain(value: Any) -> Any:
