@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from clinic.case import TRAINING, cases, digests, draw, judge_diagnosis, judge_equal, steps, treat_widely, unmended
-from clinic.retrain import averaged
+import torch
+from clinic.case import (
+    TRAINING,
+    cases,
+    digests,
+    draw,
+    judge_diagnosis,
+    judge_equal,
+    steps,
+    tickets,
+    treat_widely,
+    unmended,
+)
+from clinic.retrain import CLOSE, apart, averaged, cut, start
+from clinic.support import clinic_data
 
 from lockstep.grading import Cause, Diagnosis, Grader, Run, names
 
@@ -13,6 +26,11 @@ BATCHES = 8
 SKIP = r"continue || isfinite|isnan || .backward\( || def main"
 FEWEST = BATCHES - 1
 VALUES = 8 * 3 + 3
+NOT_MEASURED = {
+    "zeros": "Rank {rank} trains on a record that nobody measured: {count} values that are not numbers in batch {batch} are zeros now, "
+    "with the class of the record that failed.",
+    "before": "Rank {rank} trains on batch {before} twice: it stands for batch {batch} too, whose sensor failed.",
+}
 REFUTED = {
     "uneven-data": "Every rank has 32 records and 8 batches; count the steps that each takes instead, which the job prints.",
     "network-fault": "Every connection is alive; a rank that waits says in which call.",
@@ -69,8 +87,6 @@ def test_it_ends(grader: Grader) -> None:
 
 def _not_numbers(run: Run) -> str:
     """Which weights are NaN or infinite, in words; empty when none is."""
-    import torch
-
     for rank, state in enumerate(digests(run)):
         for tensor, value in state.items():
             bad = int((~torch.isfinite(value)).sum())
@@ -96,3 +112,39 @@ def test_whole_epoch(grader: Grader) -> None:
         )
     said = "It ends, but {tensor} of {ranks} is no longer that of rank 0: a step was not taken by all."
     judge_equal(grader, run, said, r"\.step\( || no_sync || " + TRAINING)
+    _judge_records(grader, run)
+
+
+def _judge_records(grader: Grader, run: Run) -> None:
+    """What stands in for the batch that can't be used, where it is nothing that was measured on it."""
+    ticket = tickets(grader, CASE, _other_record)[1]
+    rank, bad = (draw(ticket, name, count) for name, count in ((CASE.name, CASE.ranks), ("nan_batch: when", 24)))
+    batch = (4 + bad) // 4
+    for mistake, said in NOT_MEASURED.items():
+        if apart(digests(run)[0], _trained(rank, 4 + bad, mistake)) <= CLOSE:
+            grader.fail(
+                "another-illness",
+                said.format(rank=rank, batch=batch, before=batch - 1, count=clinic_data.FEATURES),
+                of=[rank],
+                at=r"nan_to_num|where\( || before || " + SKIP,
+            )
+
+
+def _trained(odd: int, bad: int, mistake: str) -> dict[str, torch.Tensor]:
+    """The model after the epoch, on one process, where this stands in for record `bad` of rank `odd`."""
+    model, batches = start(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for rank in range(CASE.ranks):
+        records = clinic_data.Records(BATCHES * 4, seed=rank)
+        if rank == odd and mistake == "zeros":
+            records.features[bad] = 0
+        parts = [*zip(cut(records.features, 4), cut(records.classes, 4), strict=True)]
+        if rank == odd and mistake == "before":
+            parts[bad // 4] = parts[bad // 4 - 1]
+        batches.append(parts)
+    for together in zip(*batches, strict=True):
+        optimizer.zero_grad()
+        for features, classes in together:
+            (torch.nn.functional.cross_entropy(model(features), classes) / CASE.ranks).backward()
+        optimizer.step()
+    return model.state_dict()

@@ -135,7 +135,7 @@ def _judge_seed(grader: Grader) -> None:
         if text:
             grader.fail(
                 "another-illness",
-                f"{ast.unparse(node)} is a different number in each process, because Python salts the hashes of strings anew at each "
-                "start: a second start of the job gives another model.",
+                f"{ast.unparse(node)} is a different number in each process, because Python salts the hashes of strings "
+                "at each start: a second start of the job gives another model.",
                 at=r"\bhash\(",
             )

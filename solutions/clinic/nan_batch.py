@@ -5,7 +5,7 @@
     ./lockstep run -n 3 exercises/clinic/nan_batch.py
 
 Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: it trains
-a whole epoch, and no NaN gets into the weights. `main()` must still return the same things.
+a whole epoch, no record twice or made up, and no NaN gets into the weights. `main()` must still return the same things.
 """
 
 import math
