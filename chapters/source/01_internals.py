@@ -26,7 +26,7 @@ timeline(run)
 # %% [markdown]
 # The picture shows two training steps. Each row is a **rank**: one process with its own copy of the model and its own
 # batch. A rank runs **forward**, then **backward**. A green bar is an **all-reduce**, which adds up the gradients of
-# all ranks. Where a green bar is pale, the rank still computes. Where it is solid, the rank only waits, and the bar
+# all ranks. A green bar is translucent while the rank computes. Where it is solid, the rank only waits, and the bar
 # above is hatched.
 #
 # The last rank to launch an all-reduce has the shortest green bar. The others launched it earlier and wait for that
