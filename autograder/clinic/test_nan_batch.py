@@ -27,7 +27,7 @@ SKIP = r"continue || isfinite|isnan || .backward\( || def main"
 FEWEST = BATCHES - 1
 VALUES = 8 * 3 + 3
 NOT_MEASURED = {
-    "zeros": "Rank {rank} trains on a record that nobody measured: {count} values that are not numbers in batch {batch} are zeros now, "
+    "zeros": "Rank {rank} trains on a record that was never measured: {count} values that are not numbers in batch {batch} are zeros now, "
     "with the class of the record that failed.",
     "before": "Rank {rank} trains on batch {before} twice: it stands for batch {batch} too, whose sensor failed.",
 }
