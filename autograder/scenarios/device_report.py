@@ -173,8 +173,9 @@ def registered(submission) -> None:
     model = Registered()
     model.submodule = nn.Linear(2, 2, bias=False)  # a name that ends as DDP's prefix does
     report = _look(submission, "registered", model)
-    gpu = [dataclasses.replace(one, device=torch.device("cuda", 1)) for one in report.tensors]
-    observe("on a GPU", str(dataclasses.replace(report, tensors=gpu, device=torch.device("cuda"))))
+    if dataclasses.is_dataclass(report) and all(dataclasses.is_dataclass(one) for one in report.tensors):
+        gpu = [dataclasses.replace(one, device=torch.device("cuda", 1)) for one in report.tensors]
+        observe("on a GPU", str(dataclasses.replace(report, tensors=gpu, device=torch.device("cuda"))))
 
 
 def moved(submission) -> None:
