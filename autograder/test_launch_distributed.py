@@ -82,6 +82,10 @@ def in_turn(grader: Grader) -> list[dict[str, Any]]:
     return [run.observed(f"launch {number}")[0] for number in range(len(IN_TURN))]
 
 
+def _port_was_taken(error: str) -> bool:
+    return "EADDRINUSE" in error or "address already in use" in error.lower()
+
+
 def at_once(grader: Grader) -> tuple[Run, list[dict[str, Any] | None]]:
     """What came of launches at the same time, two that can succeed and then those with a failing rank.
 
@@ -93,7 +97,7 @@ def at_once(grader: Grader) -> tuple[Run, list[dict[str, Any] | None]]:
     for _ in range(2):
         run = grader.attempt("at_once", 1, launcher=True, launches=told, x=x, y=y)
         launches = [run.observed(f"launch {number}")[0] for number in range(len(told))]
-        if not any(launch and "EADDRINUSE" in launch.get("error", "") for launch in launches):
+        if not any(launch and _port_was_taken(launch.get("error", "")) for launch in launches):
             break
     return run, launches
 
@@ -102,7 +106,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     text = str(cause.error or "")
     last = (text.strip().splitlines() or [""])[-1]
-    if "EADDRINUSE" in text or "address already in use" in text.lower():
+    if _port_was_taken(text):
         return grader.diagnosis("hard-coded-port", f"The port was taken already: {last}", at=r"\b\d{4,5}\b")
     if "pickle" in text and "local object" in text:
         said = "The function passed to spawn must be importable by name, but it is defined inside another function"
@@ -332,7 +336,7 @@ def test_launches_at_once(grader: Grader) -> None:
             said = f"{what} never came back. {where}"
             grader.fail("launches-interfere", said.strip(), evidence=evidence(run), at=PORT)
         if "error" in launch:
-            taken = "EADDRINUSE" in launch["error"] or "address already in use" in launch["error"].lower()
+            taken = _port_was_taken(launch["error"])
             said = f"{what} raised {_shortened(launch['error'])}. {where}"
             grader.fail("hard-coded-port" if taken else "launches-interfere", said.strip(), at=PORT)
         if (noted := [one["what"] for one in launch["noted"]]).count("lingers") > noted.count("leaves"):

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 from clinic.case import cases, draw, judge_diagnosis, judge_equal, treat_widely
+from clinic.retrain import VALUES
 from clinic.support import clinic_data
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from lockstep.grading import Grader, Run, names
 
 CASE = cases()["late_load"]
-BYTES = 4 * (clinic_data.FEATURES + 1) * clinic_data.CLASSES
+BYTES = 4 * VALUES
 LOADING = r"load_state_dict || copy_ || broadcast || found_on_disk\( || DDP\("
 REFUTED = {
     "different-settings": "All ranks train with the same rate and the same number of steps. Compare the models before the first of them.",

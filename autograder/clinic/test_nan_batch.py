@@ -16,7 +16,7 @@ from clinic.case import (
     treat_widely,
     unmended,
 )
-from clinic.retrain import CLOSE, apart, averaged, cut, start
+from clinic.retrain import CLOSE, VALUES, apart, averaged, cut, start
 from clinic.support import clinic_data
 
 from lockstep.grading import Cause, Diagnosis, Grader, Run, names
@@ -25,7 +25,6 @@ CASE = cases()["nan_batch"]
 BATCHES = 8
 SKIP = r"continue || isfinite|isnan || .backward\( || def main"
 FEWEST = BATCHES - 1
-VALUES = 8 * 3 + 3
 NOT_MEASURED = {
     "zeros": "Rank {rank} trains on a record that was never measured: {count} values that are not numbers in batch {batch} are zeros now, "
     "with the class of the record that failed.",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 from clinic.case import DATA, cases, judge_diagnosis, judge_equal, samples, steps, timeouts, treat_widely
-from clinic.retrain import averaged
+from clinic.retrain import VALUES, averaged
 
 from lockstep.grading import Cause, Diagnosis, Grader, Run, names
 
 CASE = cases()["short_shard"]
 STEPS = r"for .* in .*loader || while || def main"
 LABELLED = 32 * CASE.ranks - 8
-VALUES, BATCH = 8 * 3 + 3, 4
+BATCH = 4
 REFUTED = {
     "slow-rank": "No rank is slow: the rank that the others wait for has left the loop and waits in the barrier.",
     "collective-on-some-ranks": "Every rank reaches every line of the loop; count how often.",

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from .branches import branch, scopes, shared, stands
-from .meanings import entry, is_same
+from .meanings import entry, goes_by, is_same, is_set
 from .mismatch import signature
 from .places import groups
-from .rank_values import DEEPEST, Scope, Source, TooLong, called_name
+from .rank_values import Scope, Source, TooLong, called_name
 from .report import Collective, Frame, RankReport
 from .words import names
 
@@ -97,8 +97,9 @@ def over_a_set(members: Sequence[RankReport]) -> tuple[Collective, str, str] | N
     """
     search = _Search()
     sites: dict[tuple[Frame, ...], dict[object, Collective]] = {}
-    for call in (call for report in members for call in report.collectives if call.turn and len(call.members) != 1):
-        sites.setdefault(call.chain, {}).setdefault(call.turn, call)
+    for call in (call for report in members for call in report.collectives if len(call.members) != 1):
+        if call.turn and _is_text(call.turn):
+            sites.setdefault(call.chain, {}).setdefault(call.turn, call)
     with contextlib.suppress(RecursionError, TooLong, ValueError):
         for call, *others in [[*turns.values()] for turns in sites.values()][:MOST_PAIRS]:
             if others and (found := search.over_a_set(call)):
@@ -106,19 +107,19 @@ def over_a_set(members: Sequence[RankReport]) -> tuple[Collective, str, str] | N
     return None
 
 
-def _is_set(one: ast.expr, scope: Scope, deep: int = 0) -> bool:
-    match one:
-        case ast.Set() | ast.SetComp() | ast.Call(func=ast.Name(id="set" | "frozenset")):
-            return True
-        case ast.Call(func=ast.Name(id="list" | "tuple"), args=[inner]):
-            return _is_set(inner, scope, deep)
-        case ast.BinOp(left=left, op=ast.Sub() | ast.BitAnd() | ast.BitOr() | ast.BitXor(), right=right):
-            keys = isinstance(left, ast.Call) and isinstance(left.func, ast.Attribute) and left.func.attr == "keys"
-            return keys or _is_set(left, scope, deep) or _is_set(right, scope, deep)
-        case ast.Name(id=name) if deep < DEEPEST and not scope.given(name):
-            found = scope.assigned(name)
-            return bool(found) and all(not one.part and _is_set(one.value, scope, deep + 1) for one in found)
-    return False
+@dataclass(frozen=True)
+class _Turning:
+    """A call in a loop, what it is given, and the loop's variable."""
+
+    called: ast.Call
+    operand: ast.expr
+    loop: ast.For
+    turn: str
+    scope: Scope
+
+
+def _is_text(turn: tuple[str, str]) -> bool:
+    return turn[1][0] in "'\""
 
 
 class _Search:
@@ -226,42 +227,35 @@ class _Search:
         (x, y), chain = (call.turn for call in calls[:2]), calls[0].chain
         if x is None or y is None or not (found := self._turning(calls[0])):
             return None
-        called, loop, scope = found
-        if not entry(called.args[INPUT[calls[0].kind]], loop, scope, {frame.function for frame in chain}):
+        if not entry(found.operand, found.loop, found.scope, {frame.function for frame in chain}):
             return None
-        return Words(f"`{ast.unparse(called)}` for `{x[0]} = {x[1]}` before `{y[0]} = {y[1]}`", (x[1], y[1]))
+        return Words(f"`{ast.unparse(found.called)}` for `{x[0]} = {x[1]}` before `{y[0]} = {y[1]}`", (x[1], y[1]))
 
-    def _turning(self, call: Collective) -> tuple[ast.Call, ast.For, Scope] | None:
+    def _turning(self, call: Collective) -> _Turning | None:
         """The call in the code, and the loop around it over texts whose turn it was in."""
-        if not call.chain or call.turn is None or call.turn[1][0] not in "'\"":
+        if call.inside or call.kind not in INPUT or not call.chain or call.turn is None or not _is_text(call.turn):
             return None
         if (file := self._file(call.chain[-1].file)) is None or (called := file.call(call)) is None:
             return None
-        loop = max(
-            (loop for loop in file.loops if _is_at(loop, called.lineno)), key=lambda one: one.lineno, default=None
-        )
+        around = (loop for loop in file.loops if _is_at(loop, called.lineno))
+        loop = max(around, key=lambda one: one.lineno, default=None)
         if loop is None or call.turn[0] != next(
-            (part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)), ""
+            (one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)), ""
         ):
             return None
-        return called, loop, scopes(file.source, file.own(call.chain), 2)[-1]
+        scope = scopes(file.source, file.own(call.chain), 2)[-1]
+        return _Turning(called, called.args[INPUT[call.kind]], loop, call.turn[0], scope)
 
     def over_a_set(self, call: Collective) -> tuple[str, str] | None:
-        """A set that the loop around a call goes through, and what the call is given of each turn, in the code's words."""
-        if call.inside or call.kind not in INPUT or not (found := self._turning(call)):
+        """A set that the loop around a call goes through, and the call, in the code's words."""
+        found = self._turning(call)
+        if (
+            found is None
+            or not is_set(found.loop.iter, found.scope)
+            or not goes_by(found.operand, found.loop, found.turn)
+        ):
             return None
-        called, loop, scope = found
-        operand = called.args[INPUT[call.kind]]
-        turn, read = (
-            call.turn[0] if call.turn else "",
-            {one.id for one in ast.walk(operand) if isinstance(one, ast.Name)},
-        )
-        stores = [
-            one for one in ast.walk(loop) if isinstance(one, ast.Assign) and read & set(map(ast.unparse, one.targets))
-        ]
-        entries = [one.slice for store in stores for one in ast.walk(store.value) if isinstance(one, ast.Subscript)]
-        given = turn in read or any(isinstance(one, ast.Name) and one.id == turn for one in entries)
-        return (ast.unparse(loop.iter), ast.unparse(called)) if given and _is_set(loop.iter, scope) else None
+        return ast.unparse(found.loop.iter), ast.unparse(found.called)
 
     def _file(self, name: str) -> _File | None:
         if name not in self._files:

@@ -411,7 +411,8 @@ def _collectives(
 ) -> Finding:
     expected, there, group = _expected(waiting, operations, len(members))
     concerned = [report for report in members if not group or report.rank in group]
-    absent = [report.rank for report in waiting if report.rank not in there and report in concerned]
+    away = [report for report in waiting if report.rank not in there and report in concerned]
+    absent = [report.rank for report in away]
     gone = [report for report in finished if report in concerned]
     who = wait(there)
     if gone:
@@ -422,8 +423,7 @@ def _collectives(
         first = operations[there[0]]
         also = ""
         if absent:
-            other = next(report for report in waiting if report.rank in absent)
-            also = f" {wait(absent).capitalize()} in {in_group(other, len(members))}."
+            also = f" {wait(absent).capitalize()} in {in_group(away[0], len(members))}."
         fewer = {one.frame for report in gone for one in report.collectives}
         steps = [SAME_STEPS] if first and first.inside in IN_STEP and first.frame in fewer else []
         most = len(gone) > len(there) + len(absent)
@@ -434,11 +434,10 @@ def _collectives(
             counts=_counts(members),
         )
     elsewhere: dict[str, list[int]] = {}
-    for report in waiting:
-        if report.rank in absent:
-            elsewhere.setdefault(in_group(report, len(members)), []).append(report.rank)
-    alike = len({what(report) for report in waiting if report.rank in absent}) == 1
-    if absent and len(absent) == len(there) and len(waiting) == 2 * len(absent) and alike:
+    for report in away:
+        elsewhere.setdefault(in_group(report, len(members)), []).append(report.rank)
+    one_call = len({what(report) for report in away}) == 1
+    if len(absent) == len(there) and len(waiting) == 2 * len(absent) and one_call:
         others = ", ".join(f"{names(ranks)} in {place}" for place, ranks in elsewhere.items())
         return Finding(
             f"{who} in {expected}, {others}: they wait for each other.",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import repeat
 
 from . import processes
 from .hang_detector import AskMembers
@@ -83,11 +82,12 @@ class Latecomers:
             return ""
         self.next = now + min(EVERY, after / 2)
         calls = [member for member in self.run.everyone if self._waits_long(member, now - after)]
-        apart = [one for one in self.run.everyone if not one.done]
-        still = not calls and all(map(_has_slept, apart, repeat(now - after)))
-        if not calls and not still:
+        if calls:
+            said = self._tell(calls, now)
+        elif all(_has_slept(member, now - after) for member in self.run.unfinished()):
+            said = self._stalled(now)
+        else:
             return self._look_at_meeting(now, after)
-        said = self._stalled(apart, now) if still else self._tell(calls, now)
         if self.wait is None:
             self.pause = min(2 * self.pause, SELDOM)
             self.next = now + self.pause
@@ -117,7 +117,7 @@ class Latecomers:
 
     def _look_at_meeting(self, now: float, after: float) -> str:
         """Before the first call: for whom do the others wait in init_process_group?"""
-        apart = [one for one in self.run.everyone if not one.done and one.last is None]
+        apart = [one for one in self.run.unfinished() if one.last is None]
         if len(apart) < 2 or self.run.elapsed() < min(after, STARTING):
             self.pause, self.meeting = EVERY, None
             return ""
@@ -170,14 +170,14 @@ class Latecomers:
             (member for member in waiting if _is_in(member) and any(map(_is_elsewhere, self._missing(member)))), None
         )
         if first is None or first.last is None:
-            return self._stalled([one for one in self.run.everyone if not one.done], now)
+            return self._stalled(now)
         call = first.last
         line = counterpart(call, first.rank)
         missing = [one for one in self._missing(first) if _is_elsewhere(one)]
         same = [
             one for one in waiting if _is_in(one) and one.last is not None and counterpart(one.last, one.rank) == line
         ]
-        called = said_of(_collective(first, call), first.sample.call if first.sample else "")
+        called = _called(first, call)
         where = [self._place(one) for one in missing]
         subject = (call.frame, *sorted(where))
         self.wait = Wait(called, line, call.group_number, tuple(missing), first.last_at, subject not in self.told)
@@ -187,11 +187,16 @@ class Latecomers:
         self.again = first.last_at + AGAIN * (now - first.last_at)
         return self._said(same, missing, now - first.last_at, called, call.frame, where)
 
-    def _stalled(self, apart: list[Member], now: float) -> str:
-        """That all of these wait in calls, and that it is no hang only because threads of theirs might free them."""
+    def _stalled(self, now: float) -> str:
+        """That all ranks wait in calls, and that it is no hang only because threads of theirs might free them."""
+        apart = self.run.unfinished()
         self.ask(apart)
         active = [one.rank or 0 for one in apart if one.sample is not None and one.sample.threads]
-        where = [f"rank {one.rank} waits in {self._called(one)}" for one in apart if _is_in(one)]
+        where = [
+            f"rank {one.rank} waits in {_called(one, one.last)}{at(Frame.of(one.last.frame))}"
+            for one in apart
+            if one.last is not None and _is_in(one)
+        ]
         if not active or len(where) < len(apart) or tuple(where) in self.told:
             return ""
         self.told.add(tuple(where))
@@ -199,11 +204,6 @@ class Latecomers:
         running = one_or_more(active, "A thread of {} still runs", "Threads of {} still run").format(names(active))
         might = f"{running} and might end this, so the run goes on; Ctrl-C ends it."
         return "\n  ".join([f"No rank has made a call for {since:.0f} s. {might}", *where])
-
-    @staticmethod
-    def _called(member: Member) -> str:
-        assert member.last is not None and member.sample is not None
-        return said_of(_collective(member, member.last), member.sample.call) + at(Frame.of(member.last.frame))
 
     def _place(self, member: Member) -> str:
         """Where a late rank is, by its own word or by the fault handler's, with the processes it has forked."""
@@ -246,8 +246,10 @@ def _is_elsewhere(member: Member) -> bool:
     return member.sample is None or not member.sample.call
 
 
-def _collective(member: Member, call: Begin) -> Collective:
-    return Collective(
+def _called(member: Member, call: Begin) -> str:
+    """A call of this rank, as its caller knows it."""
+    collective = Collective(
         member.rank or 0, call.number, call.kind, call.group, call.group_number, call.nbytes, tuple(call.shape), call.dtype,
         start=0.0, inside=call.inside, of_kind=call.of_kind,
     )  # fmt: skip
+    return said_of(collective, member.sample.call if member.sample else "")

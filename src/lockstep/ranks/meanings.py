@@ -49,6 +49,32 @@ def entry(operand: ast.expr, loop: ast.For, scope: Scope, called: Collection[str
     return False
 
 
+def goes_by(operand: ast.expr, loop: ast.For, turn: str) -> bool:
+    """Whether the operand of a call in a loop has the loop's variable, or gets in it what a table has under that."""
+    read = {one.id for one in ast.walk(operand) if isinstance(one, ast.Name)}
+    stores = [
+        one for one in ast.walk(loop) if isinstance(one, ast.Assign) and read & set(map(ast.unparse, one.targets))
+    ]
+    entries = [one.slice for store in stores for one in ast.walk(store.value) if isinstance(one, ast.Subscript)]
+    return turn in read or any(isinstance(one, ast.Name) and one.id == turn for one in entries)
+
+
+def is_set(one: ast.expr, scope: Scope, deep: int = 0) -> bool:
+    """Whether this is a set, or a list of one in its order."""
+    match one:
+        case ast.Set() | ast.SetComp() | ast.Call(func=ast.Name(id="set" | "frozenset")):
+            return True
+        case ast.Call(func=ast.Name(id="list" | "tuple"), args=[inner]):
+            return is_set(inner, scope, deep)
+        case ast.BinOp(left=left, op=ast.Sub() | ast.BitAnd() | ast.BitOr() | ast.BitXor(), right=right):
+            keys = isinstance(left, ast.Call) and isinstance(left.func, ast.Attribute) and left.func.attr == "keys"
+            return keys or is_set(left, scope, deep) or is_set(right, scope, deep)
+        case ast.Name(id=name) if deep < DEEPEST and not scope.given(name):
+            found = scope.assigned(name)
+            return bool(found) and all(not one.part and is_set(one.value, scope, deep + 1) for one in found)
+    return False
+
+
 def _same(one: ast.expr, scope: Scope) -> bool:
     """Whether this is no choice among tensors that the rank makes; numbers may differ between ranks."""
     scope.source.count()

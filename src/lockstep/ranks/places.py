@@ -97,16 +97,16 @@ def in_group(report: RankReport, world_size: int) -> str:
     alike = [*dict.fromkeys(one.name for one in report.groups if {*one.members} == {*operation.members})]
     if operation.group not in alike:
         return what(report) + part_of(operation, world_size)
-    if operation.described:
-        return f"{what(report)} of {names(operation.members)} ({operation.described})"
-    nth = f"in group {alike.index(operation.group) + 1} " if len(alike) > 1 else ""
-    return f"{what(report)} {nth}of {names(operation.members)}"
+    nth = f" in group {alike.index(operation.group) + 1}" if len(alike) > 1 and not operation.described else ""
+    return f"{what(report)}{nth}{_of_members(operation)}"
 
 
 def part_of(operation: Collective, world_size: int) -> str:
     """` of ranks 0 and 1 (tp)`, if its group isn't the world, with what the program calls it."""
-    if not 1 < len(operation.members) < world_size:
-        return ""
+    return _of_members(operation) if 1 < len(operation.members) < world_size else ""
+
+
+def _of_members(operation: Collective) -> str:
     return f" of {names(operation.members)}" + (f" ({operation.described})" if operation.described else "")
 
 
@@ -114,7 +114,7 @@ def said_of(operation: Collective, doing: str = "") -> str:
     """The operation as its caller knows it: DDP's own are named by what they are for."""
     inside = operation.inside or doing
     if inside == "backward":
-        return f"backward (DDP's gradient {operation.title.replace('_', '-')})"
+        return f"backward ({of_gradient(operation)})"
     if inside in IN_DDP:
         return f"{IN_DDP[inside]} (its {operation.title})"
     library, _, backward = inside.partition("'s ")
@@ -122,6 +122,11 @@ def said_of(operation: Collective, doing: str = "") -> str:
         said = f"{library}'s {operation.title}"
         return f"backward ({said})" if backward else said
     return operation.title
+
+
+def of_gradient(operation: Collective) -> str:
+    """`DDP's gradient all-reduce #5`: one of those that backward launches."""
+    return f"DDP's gradient {operation.title.replace('_', '-')}"
 
 
 def place(report: RankReport) -> Frame | None:

@@ -14,7 +14,7 @@ from functools import reduce
 from itertools import pairwise, product
 
 from .branches import SURE, Parting, alike, header, in_words, line_of, loops_around, scopes, shared, why_of
-from .places import IN_STEP, groups, part_of, said_of
+from .places import IN_STEP, groups, of_gradient, part_of, said_of
 from .rank_values import Function, Loop, Scope, Source, TooLong, called_name
 from .report import Collective, Frame, RankReport
 from .ways import CALLED_ANYWAY, LEAVES, Block, Leaves, Unsure, may_catch, missing, plain_name, within
@@ -56,10 +56,10 @@ class Skip:
     def headline(self) -> str:
         """Who skipped what, or only who called what."""
         on = f"and went on to {self.next.short}"
-        called = said_of(self.call)
-        if self.turn and self.call.inside == "backward" and self.branch is None:  # it may have run it under no_sync()
-            called = called.removeprefix("backward (").removesuffix(")")
-        called += self.group
+        apart = (
+            self.turn and self.call.inside == "backward" and self.branch is None
+        )  # it may have run it under no_sync()
+        called = (of_gradient if apart else said_of)(self.call) + self.group
         if self.turn:
             called += f"{',' * (',' in called)} when {self.turn}"
             if self.usual:
