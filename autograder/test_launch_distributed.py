@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -68,38 +69,42 @@ MOMENTS = {"joining": "while the group was forming", 2: "in its second step", 4:
 HOW = {"raise": "raised ValueError", "exit": "left with exit status 3", "kill": "was killed by SIGKILL"}
 
 
-def dataset(grader: Grader) -> tuple[torch.Tensor, torch.Tensor]:
+def dataset(grader: Grader) -> dict[str, torch.Tensor]:
     """A task that a linear net can learn; drawn anew for every seed."""
     generator = grader.generator("data")
     features = torch.randn(SAMPLES, 6, generator=generator)
-    return features, (features @ torch.randn(6, 3, generator=generator)).argmax(1)
+    return {"x": features, "y": (features @ torch.randn(6, 3, generator=generator)).argmax(1)}
 
 
-def in_turn(grader: Grader) -> list[dict[str, Any]]:
+def in_turn(grader: Grader) -> tuple[Run, list[dict[str, Any]]]:
     """What came of three ranks, and then of one, in the same process."""
-    x, y = dataset(grader)
-    run = grader.run("in_turn", 1, launcher=True, launches=list(IN_TURN), x=x, y=y)
-    return [run.observed(f"launch {number}")[0] for number in range(len(IN_TURN))]
+    run = grader.run("in_turn", 1, launcher=True, spoiled=_lost_its_port, launches=list(IN_TURN), **dataset(grader))
+    return run, _came(run, IN_TURN)
+
+
+def at_once(grader: Grader) -> tuple[Run, list[dict[str, Any] | None]]:
+    """What came of launches at the same time, those that can succeed and then those with a failing rank."""
+    word = f"{grader.random('word').randrange(1 << 32):08x}"
+    told = [one | {"failure": one["failure"] | {"word": word}} for one in (*FINE, *FAILING)]
+    run = grader.attempt("at_once", 1, launcher=True, spoiled=_lost_its_port, launches=told, **dataset(grader))
+    return run, _came(run, told)
+
+
+def _came(run: Run, asked: Sequence[Any]) -> list[Any]:
+    return [run.observed(f"launch {number}")[0] for number in range(len(asked))]
+
+
+def _lost_its_port(run: Run) -> bool:
+    """A free port may be taken by another program between its choice and its use."""
+    errors = [
+        str(run.cause and run.cause.error),
+        *((one or {}).get("error", "") for one in _came(run, (*FINE, *FAILING))),
+    ]
+    return any(map(_port_was_taken, errors))
 
 
 def _port_was_taken(error: str) -> bool:
     return "EADDRINUSE" in error or "address already in use" in error.lower()
-
-
-def at_once(grader: Grader) -> tuple[Run, list[dict[str, Any] | None]]:
-    """What came of launches at the same time, two that can succeed and then those with a failing rank.
-
-    A free port may be taken by another program before it is used: then all are started once more.
-    """
-    x, y = dataset(grader)
-    word = f"{grader.random('word').randrange(1 << 32):08x}"
-    told = [one | {"failure": one["failure"] | {"word": word}} for one in (*FINE, *FAILING)]
-    for _ in range(2):
-        run = grader.attempt("at_once", 1, launcher=True, launches=told, x=x, y=y)
-        launches = [run.observed(f"launch {number}")[0] for number in range(len(told))]
-        if not any(launch and _port_was_taken(launch.get("error", "")) for launch in launches):
-            break
-    return run, launches
 
 
 def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
@@ -124,7 +129,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
 @lru_cache(64)
 def _train(grader: Grader, world: int, epochs: int) -> dict[str, torch.Tensor]:
     """The weights of the reference training on `world` ranks: one process on the joined batches."""
-    x, y = dataset(grader)
+    x, y = dataset(grader).values()
     net = nn.Linear(6, 3, dtype=torch.float64)
     x = x.double()
     with torch.no_grad():
@@ -209,7 +214,7 @@ def judge_weights(grader: Grader, launch: dict[str, Any], world: int, epochs: in
 
 def test_starts_the_ranks(grader: Grader) -> None:
     """starts world_size processes that train together"""
-    launches = in_turn(grader)
+    _, launches = in_turn(grader)
     for asked, launch in zip(IN_TURN, launches, strict=True):
         world, ranks = asked["world_size"], trained(launch)
         if any(one["pid"] == launch["launcher"] for one in ranks):
@@ -229,7 +234,7 @@ def test_starts_the_ranks(grader: Grader) -> None:
 @pytest.mark.needs("test_starts_the_ranks")
 def test_returns_the_weights(grader: Grader) -> None:
     """returns the trained weights, by the plain model's names"""
-    judge_weights(grader, in_turn(grader)[0], **_asked(IN_TURN[0]), also=[])
+    judge_weights(grader, in_turn(grader)[1][0], **_asked(IN_TURN[0]), also=[])
 
 
 @pytest.mark.needs("test_starts_the_ranks", "test_returns_the_weights")
@@ -239,15 +244,14 @@ def test_other_sizes(grader: Grader) -> None:
     before = Hypothesis(
         "returns-stale-file", said, lambda: _train(grader, **_asked(IN_TURN[0])), r"load\( || " + RETURN
     )
-    judge_weights(grader, in_turn(grader)[1], **_asked(IN_TURN[1]), also=[before])
+    judge_weights(grader, in_turn(grader)[1][1], **_asked(IN_TURN[1]), also=[before])
 
 
 @pytest.mark.needs("test_starts_the_ranks")
 def test_refuses_no_ranks(grader: Grader) -> None:
     """refuses a world without ranks, with ValueError"""
-    x, y = dataset(grader)
-    refused = grader.run("in_turn", 1, launcher=True, launches=list(IN_TURN), x=x, y=y).observed("refused")[0]
-    for world, what in refused.items():
+    run, _ = in_turn(grader)
+    for world, what in run.observed("refused")[0].items():
         if what != "ValueError":
             said = f"Expected a ValueError from world_size={world}; launch_distributed {_raised(what)}."
             grader.fail("no-validation", said, at=r"def launch_distributed")
@@ -256,7 +260,7 @@ def test_refuses_no_ranks(grader: Grader) -> None:
 @pytest.mark.needs("test_starts_the_ranks")
 def test_no_fixed_port(grader: Grader) -> None:
     """finds a free port for every launch"""
-    ports = [trained(launch)[0]["port"] for launch in in_turn(grader)]
+    ports = [trained(launch)[0]["port"] for launch in in_turn(grader)[1]]
     for port in ports:
         if port and grader.line(rf"\b{port}\b"):
             said = f"Port {port} is written in the source. A second launch at the same time on this machine fails."
@@ -306,13 +310,12 @@ def test_failure_reaches_the_caller(grader: Grader) -> None:
 @pytest.mark.needs("test_starts_the_ranks")
 def test_leaves_nothing(grader: Grader) -> None:
     """leaves no file, no process and no changed environment behind"""
-    x, y = dataset(grader)
-    run = grader.run("in_turn", 1, launcher=True, launches=list(IN_TURN), x=x, y=y)
+    run, launches = in_turn(grader)
     files = [name for name in run.left_files if not NOT_ITS_OWN.search(name)]
     if files:
         said = f"{_some(files)} {'was' if len(files) == 1 else 'were'} left behind."
         grader.fail("leaves-files", said, at=FILES)
-    for launch in in_turn(grader):
+    for launch in launches:
         if launch["running"]:
             said = f"{launch['running']} of its processes were still running when launch_distributed had returned."
             grader.fail("leaves-processes", said, at=SPAWN)

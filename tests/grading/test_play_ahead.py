@@ -1,4 +1,4 @@
-"""`Grader.play_ahead`: plays that wait are played at the same time, each once, and `run` takes what came out."""
+"""Plays: `Grader.play_ahead` has those that wait played at the same time, and each is played once, whoever asks for it."""
 
 from __future__ import annotations
 
@@ -49,6 +49,14 @@ def test_they_are_played_at_the_same_time_and_once(grader: Any) -> None:
     assert sorted(grader.played) == sorted(NAMES)
     grader.run("another", 2)
     assert grader.played[-1] == "another"
+
+
+def test_an_attempt_is_played_once_and_once_more_if_spoiled(grader: Any) -> None:
+    first = grader.attempt("another", 1)
+    assert grader.attempt("another", 1) is first is grader.run("another", 1)
+    grader.attempt("spoiled", 1, spoiled=lambda run: True)
+    grader.attempt("fine", 1, spoiled=lambda run: False)
+    assert grader.played == ["another", "spoiled", "spoiled", "fine"]
 
 
 def test_what_went_wrong_is_told_when_it_is_asked_for(grader: Any) -> None:

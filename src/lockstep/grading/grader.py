@@ -64,6 +64,9 @@ class Lacking(CheckNotRun):
     """This machine, or the place where it grades, lacks what the check needs: nobody's mistake, and no point lost."""
 
 
+Spoiled = Callable[[ranks.Run], bool]
+
+
 @dataclass(frozen=True)
 class Play:
     """A scenario and how it is played: what `Grader.run` and `Grader.attempt` take. See `of`."""
@@ -122,7 +125,8 @@ class Grader:
     own_gpus: bool = False
     """A GPU can't be shared in this exercise. Where there are fewer than ranks, the ranks take the CPU."""
     output: str = ""
-    _played: dict[str, ranks.Run | Diagnosis] = field(default_factory=dict)
+    _played: dict[str, ranks.Run] = field(default_factory=dict)
+    _failed: set[str] = field(default_factory=set)
     _ahead: dict[str, Future[ranks.Run]] = field(default_factory=dict)
     _told: set[tuple[str, int | None]] = field(default_factory=set)
     _endless: bool = False
@@ -141,35 +145,32 @@ class Grader:
 
     # Running ---------------------------------------------------------------------------------------------------
 
-    def run(self, scenario: str, world_size: int = 4, **how: Any) -> ranks.Run:
-        """Play a scenario (`Play.of` explains `how`) and return the run, which ended well.
+    def run(self, scenario: str, world_size: int = 4, *, spoiled: Spoiled | None = None, **how: Any) -> ranks.Run:
+        """Play a scenario (`Play.of` explains `how`, `attempt` `spoiled`) and return the run, which ended well.
 
-        A run that did not is a failed check, diagnosed from its cause. The same scenario with the same arguments runs
-        once. A second check that needs a run which failed is *not run*, so that one mistake is told once.
+        A run that did not is a failed check, diagnosed from its cause. A second check that needs a run which failed is
+        *not run*, so that one mistake is told once.
         """
         play = Play.of(scenario, world_size, **how)
-        known = self._played.get(play.key)
-        if isinstance(known, Diagnosis):
+        if play.key in self._failed:
             raise CheckNotRun("needs a run that failed above")
-        if known is not None:
-            return known
-        result = self._attempt(play)
+        result = self._attempt(play, spoiled)
         diagnosis = self.diagnose(result) if result.cause is not None else self._over_a_set(result)
         if diagnosis is None:
-            self._played[play.key] = result
             return result
-        self._played[play.key] = diagnosis
+        self._failed.add(play.key)
         if (diagnosis.id, diagnosis.line) in self._told:
             raise CheckNotRun("fails in the same place as above")
         self._told.add((diagnosis.id, diagnosis.line))
         raise Failed(diagnosis)
 
-    def attempt(self, scenario: str, world_size: int = 4, **how: Any) -> ranks.Run:
+    def attempt(self, scenario: str, world_size: int = 4, *, spoiled: Spoiled | None = None, **how: Any) -> ranks.Run:
         """Play a scenario (`Play.of` explains `how`) and return the run, however it ended.
 
-        Raises Lacking when this machine cannot make the network.
+        The same scenario with the same arguments runs once, and once more if the run is `spoiled`: something else than
+        the submission decided how it ended. Raises Lacking when this machine cannot make the network.
         """
-        return self._attempt(Play.of(scenario, world_size, **how))
+        return self._attempt(Play.of(scenario, world_size, **how), spoiled)
 
     def play_ahead(self, plays: Iterable[Play]) -> None:
         """Play these at the same time, as they wait more than they work; `run` and `attempt` take what came out."""
@@ -193,16 +194,22 @@ class Grader:
         """The same for tensors."""
         return torch.Generator().manual_seed(self.random(name).randrange(1 << 30))
 
-    def _attempt(self, play: Play) -> ranks.Run:
+    def _attempt(self, play: Play, spoiled: Spoiled | None = None) -> ranks.Run:
+        if play.key in self._played:
+            return self._played[play.key]
         if self._endless:
             raise CheckNotRun("the submission came to no end above")
         try:
             played = self._ahead.pop(play.key, None)
             result = played.result() if played is not None else self._carry_out(play)
+            if spoiled is not None and spoiled(result):
+                result = self._carry_out(play)
         except ranks.NotRun as missing:
             raise Lacking(str(missing)) from None
         self.output += _printed(result)
         self._endless = result.cause is not None and result.cause.kind in ENDLESS
+        if not self._endless:
+            self._played[play.key] = result
         return result
 
     def _carry_out(self, play: Play) -> ranks.Run:
