@@ -262,9 +262,10 @@ class Supervisor:
             case Break(member, outcome):
                 self._break(member, outcome)
             case Kill(pids):
+                processes.take_the_processor()  # they may be many, and making more
                 processes.kill(pids)
             case EndAll():
-                processes.end_all(os.getpid(), self.talk.statuses)
+                processes.end_all(os.getpid(), self.talk.statuses, breeding=True)
                 self.run.end = RunEnd(Why.FAILED)
             case UsedUp(end):
                 hang = self.hang_detector.look_once_more() if end.why is Why.IDLE else None
