@@ -800,10 +800,11 @@ def breaks(submission: Any) -> None:
     dist.barrier()
     instants: list[str] = []
     tracer.before = lambda instant, what: instants.append(what)
-    with traced():
+    with traced() as trace:
         submission.save_checkpoint("dry", numbered(2), 2)
     of_ranks: list[list[str]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(of_ranks, instants)
+    observe("usual", {"operations": trace.operations, "written": written(Path("dry"))})
     writer = max(range(len(of_ranks)), key=lambda one: len(of_ranks[one]))
     seen = []
     for number, broken in enumerate(of_ranks[writer]):

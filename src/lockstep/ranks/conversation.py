@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import selectors
+import signal
 import socket
 import struct
 import time
@@ -297,10 +298,16 @@ class Conversation:
             member.gone = True
             self.drain(member)
             if member.outcome is None:
-                self.end(member, Outcome.CRASHED if code is not None and code < 0 else Outcome.EXITED, code)
+                self.end(member, self._outcome(code), code)
             elif member.outcome is Outcome.RETURNED:
                 member.code = code
             self._moved()
+
+    def _outcome(self, code: int | None) -> Outcome:
+        """What the exit code of a process means that has said nothing of its end."""
+        if code == -signal.SIGKILL and processes.memory_kills() > self.run.memory_kills:
+            return Outcome.OUT_OF_MEMORY
+        return Outcome.CRASHED if code is not None and code < 0 else Outcome.EXITED
 
     def _fork_server_knows(self, member: Member) -> bool:
         """Whether the fork server will still tell how this worker ended; without it, a worker that is gone is just gone."""

@@ -281,6 +281,8 @@ def _describe(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Caus
             return _exited(first)
         case Outcome.CRASHED:
             return _crashed(run, first, causes)
+        case Outcome.OUT_OF_MEMORY if first.code == -signal.SIGKILL:
+            return _crashed(run, first, causes)
     said = {
         Outcome.OUT_OF_MEMORY: f"{rank} was stopped when it held {size(first.peak_memory)} of memory.",
         Outcome.TOO_MUCH_OUTPUT: f"{rank} was stopped because it never stopped printing.",
@@ -451,12 +453,15 @@ def _left_early(run: Run, quiet: Sequence[RankReport], echoes: Sequence[RankRepo
 
 def _crashed(run: Run, report: RankReport, causes: Sequence[RankReport]) -> Cause:
     name = signal_name(report.code)
-    same = [one for one in causes if one.outcome is Outcome.CRASHED and one.code == report.code]
+    same = [one for one in causes if one.outcome is report.outcome and one.code == report.code]
     who = "every rank" if len(same) == run.world_size > 1 else names(one.rank for one in same)
     was = one_or_more(same, "was", "were") if who != "every rank" else "was"
     why = ""
     notes: list[str] = []
-    if name == "SIGKILL" and report.peak_memory > 1 << 30:
+    if report.outcome is Outcome.OUT_OF_MEMORY:
+        why = f": the system was out of memory (it held {size(report.peak_memory)})"
+        notes.append("Fewer ranks, fewer workers of DataLoaders and smaller batches need less.")
+    elif name == "SIGKILL" and report.peak_memory > 1 << 30:
         why = f" (out of memory? it held {size(report.peak_memory)})"
     if name == "SIGSEGV" and "_ddp_init_helper" in report.fault:
         why = ": DDP() on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL crashes, a bug of torch 2.13"
@@ -471,7 +476,7 @@ def _crashed(run: Run, report: RankReport, causes: Sequence[RankReport]) -> Caus
     if last is not None:
         notes.append(f"Its last call was {last.title}{at(last.frame)}.")
     return Cause(
-        Kind.CRASHED,
+        Kind(report.outcome.value),
         f"{who} {was} killed by {name}{why}.",
         tuple(one.rank for one in same),
         None if name in FROM_OUTSIDE and report.stack is None and not dumped(report.fault) else place(report),

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import processes
 from .channel import Channel
 from .job import Job
 from .messages import Begin, Event, MadeGroup, MemberReport, Pulse, Raised, Role, StackReport
@@ -96,6 +97,7 @@ class RunState:
     failed_at: float | None = None
     end: RunEnd | None = None
     stops: list[int] = field(default_factory=list)  # The signals by which the run has been told to end
+    memory_kills: int = field(default_factory=processes.memory_kills)  # When the run began
 
     @property
     def signal(self) -> int:

@@ -188,6 +188,16 @@ def descendants(root: int, known: dict[int, int] | None = None) -> list[int]:
     return found
 
 
+def memory_kills() -> int:
+    """How many processes the kernel has ended on this machine, ever, because memory ran out: the machine's, or that of a
+    container or job (`oom_kill` in /proc/vmstat). 0 where it doesn't tell.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        return int(counts.get("oom_kill", 0))
+    return 0
+
+
 def kill(pids: Iterable[int]) -> None:
     """SIGKILL each process; those already gone are passed over."""
     for pid in pids:
