@@ -26,15 +26,16 @@ timeline(run)
 # %% [markdown]
 # The picture shows two training steps. Each row is a **rank**: one process with its own copy of the model and its own
 # batch. A rank runs **forward**, then **backward**. A green bar is an **all-reduce**, which adds up the gradients of
-# all ranks. A green bar is translucent while the rank computes. Where it is solid, the rank only waits, and the bar
-# above is hatched.
+# all ranks. While the rank also computes, its green bar is translucent. A solid green bar means that the rank only
+# waits, and the bar above is hatched.
 #
 # The last rank to launch an all-reduce has the shortest green bar. The others launched it earlier and wait for that
 # rank.
 #
-# PyTorch collects gradients in **buckets** and sends each bucket with one all-reduce. Step 0 has one bucket, launched
-# after the last gradient. Step 1 has two buckets, the first launched while backward is still running. With the purple
-# messages, rank 0 tells the others which gradient goes into which bucket.
+# PyTorch collects gradients in **buckets** and sends each bucket with one all-reduce. Step 0 has one bucket; its
+# all-reduce starts after the last gradient is ready. Step 1 has two buckets; the first all-reduce starts while backward
+# is still running. (On one machine this saves hardly any time; "Overlap" shows where it does.) The purple bars are
+# messages: rank 0 tells the other ranks which gradient goes into which bucket.
 #
 # What does PyTorch know in step 1 that it didn't know in step 0? "DDP's buckets" answers this. Here is the program:
 
@@ -105,7 +106,7 @@ dist.reduce(t, dst=0)
 print(t.tolist())
 
 # %% [markdown]
-# Only rank 0 has the sum. What the other ranks hold is undefined: here, gloo left partial sums.
+# Only rank 0 has the sum. The other ranks' values are undefined: here, gloo left partial sums.
 #
 # ### All-reduce: the sum, everywhere
 #
@@ -175,7 +176,8 @@ if dist.get_rank() != 1:  # BUG: rank 1 never calls all_reduce
 dist.barrier()
 
 # %% [markdown]
-# Order matters too: each rank's first collective is paired with the others' first, and so on.
+# Order matters too: each rank's first collective is paired with the first collective of every other rank, the second
+# with the second, and so on. ("One order on all ranks" shows what happens otherwise.)
 #
 # ### Point to point
 #
@@ -281,8 +283,8 @@ timeline(after_backward)
 # %% [markdown]
 # All 24 bars come after backward, and during each of them the rank only waits.
 #
-# `spread` returns the largest difference between any two ranks. Use it in your own jobs, too. It needs 24 bytes per
-# element, so pass a large model layer by layer.
+# `spread` returns the largest difference between any two ranks. Use it in your own jobs, too. For each element it
+# allocates 24 bytes of memory, so pass a large model layer by layer.
 
 # %%
 import inspect
@@ -338,9 +340,9 @@ for name, share in run.ranks[0].observations.items():
     print(f"{name:<25} differs from DDP in {share:.0%} of the elements")
 
 # %% [markdown]
-# DDP multiplies by 1/N. The differences are harmless rounding errors. The halves differ because the order in which gloo
-# adds the ranks' values depends on an element's place in the message. On two ranks all variants agree, because halving
-# is exact and a + b = b + a.
+# Only `mine * (1 / 3)`, sent whole, agrees with DDP (0%). So DDP multiplies by 1/N. The other variants differ only by
+# harmless rounding errors. The halves differ because the order in which gloo adds the ranks' values depends on an
+# element's place in the message. On two ranks all variants agree, because halving is exact and a + b = b + a.
 #
 # ### A gradient that only some ranks have
 #
@@ -417,8 +419,8 @@ Stepper(ranks=4, length=8)
 #    At the end each rank holds one chunk of the sum.
 # 2. **All-gather, N − 1 steps.** The chunks of the sum travel around the ring until every rank has all of them.
 #
-# Now choose "every rank sends everything" above the picture. The next cell does the same with 4000 bytes on each rank.
-# **Predict** how many bytes rank 0 sends, and how many it would send in a ring.
+# Now choose "every rank sends everything" above the picture. The next cell sends in this way, with a tensor of 4000
+# bytes on each rank. **Predict** how many bytes rank 0 sends, and how many it would send in a ring.
 
 # %%
 # %%ranks 4 --into run
@@ -483,9 +485,9 @@ for n in (2, 3, 4, 6, 8):
 # %% [markdown]
 # The bytes stay below twice the tensor's size. But the number of steps grows with N, and every step pays the latency.
 #
-# Should DDP send large messages or small ones? Take 100 MB of gradients on eight ranks, in 1, 10 or 1000 parts, sent
-# one after the other. All parts but the last can be sent during backward; the last contains the last gradient.
-# **Predict** which split takes the least time in total, and which has the shortest *last* part.
+# Should DDP send large messages or small ones? Suppose that eight ranks all-reduce 100 MB of gradients in 1, 10 or 1000
+# parts, one part after the other. All parts but the last can be sent during backward; the last contains the last
+# gradient. **Predict** which split takes the least time in total, and which has the shortest *last* part.
 
 # %%
 def ring_time(nbytes, ranks, latency, bandwidth):
@@ -502,7 +504,8 @@ for name, (latency, bandwidth) in networks.items():
 
 # %% [markdown]
 # Every part pays the latency again, so one part takes the least time in total. But if all other parts are sent during
-# backward, a rank only waits for the last: on the slow network, 24.5 ms with ten parts, 182 ms with one.
+# backward, a rank only waits for the last: on the slow network, 24.5 ms with ten parts, 182 ms with one. With 1000
+# parts the last takes only 7 ms, but all of them together take 7 s.
 
 # %%
 quiz("01_internals/cost")
@@ -656,13 +659,14 @@ story(run)
 #   ready.
 # - **Before step 1 DDP rebuilds the buckets** in this order, once. Rank 0 sends the order to the others in two small
 #   broadcasts.
-# - **From step 1 on there are two buckets.** The first is full at 1 MiB (1048576 bytes), so that communication starts
-#   early; later ones are full at 25 MiB.
+# - **From step 1 on there are two buckets.** The first is full when it holds at least 1 MiB (1,048,576 bytes; here four
+#   layers, 1,052,672 bytes), so that communication starts early. Later buckets are full at 25 MiB.
 #
-# The DDP that you will write doesn't learn the order. PyTorch's doesn't either with `find_unused_parameters=True`,
-# which is meant for models with branches. What changes? The next model registers its layers in the order `last`,
-# `first`, `middle`, but calls `first`, `middle`, `last`. A **communication hook** is a function that replaces DDP's
-# all-reduce of a full bucket. This one only notes the bucket's layers.
+# The DDP that you will write doesn't learn the order. Neither does PyTorch's DDP with `find_unused_parameters=True`, an
+# option for models with branches. What do the buckets look like then? The next model registers its layers in the order
+# `last`, `first`, `middle`, but calls `first`, `middle`, `last`. A **communication hook** is a function that replaces
+# DDP's all-reduce of a full bucket. The hook below sends nothing; it only notes which layers are in the bucket.
+# (`--quiet` hides what the ranks print, here a warning.)
 
 # %%
 # %%ranks 2 --into run --quiet
@@ -766,7 +770,7 @@ pictures
 # Each of the two ranks sends every bucket once, so the shared link carries it twice. At 1 Gbit/s, that takes 51 ms for
 # the only bucket of `bucket_cap_mb=25`, 34 ms for the second of the default, and 8 ms for the last of six. The slower
 # rank waits about that long. The faster rank waits longer, because it also waits for the slower one. (If your link is
-# not slow, all ranks wait only briefly, and chance decides which step is the shortest.)
+# not slow, all ranks wait only briefly, and chance decides which of the three runs has the shortest step.)
 #
 # ### How much time overlap saves
 #
@@ -842,8 +846,8 @@ for name, whole in times.items():
 stacked(parts, unit="ms", title="Milliseconds per step, the fastest of three", timed=True)
 
 # %% [markdown]
-# Without communication, a step takes 12 × 20 ms and a little more. Without overlap, the simulated network adds 318 ms
-# for 24 messages, 134 ms for one flat buffer.
+# Without communication, a step takes 12 × 20 ms and a little more. By the formula, the simulated network adds 318 ms
+# for 24 messages without overlap, and 134 ms for one flat buffer.
 #
 # With handles, sending starts when the first gradient is ready, after 20 ms. The other 220 ms of backward can hide as
 # much communication, so at least 98 of the 318 ms are exposed. Buckets do best: only the last is exposed, for 92 ms
@@ -933,8 +937,8 @@ story(run)
 # %% [markdown]
 # - **Construction**: the ranks compare the number and shapes of their parameters (8 and 80 bytes). Rank 0 then sends
 #   its parameters and running statistics (260 + 40 bytes), and BatchNorm's counter of batches (8 bytes).
-# - **Each forward**: rank 0's buffers replace the other ranks' (40 and 8 bytes). The 20 and 4 bytes in step 1 describe
-#   the rebuilt buckets.
+# - **Each forward**: rank 0's buffers replace those of the other ranks (40 and 8 bytes). The 20 and 4 bytes in step 1
+#   describe the rebuilt buckets.
 # - **Each backward**: an all-reduce averages the 65 gradients.
 # - **`optimizer.step`** sends nothing.
 #
@@ -965,8 +969,9 @@ print("second:", ddp.module.weight.grad.item())
 story(accumulated)
 
 # %% [markdown]
-# One all-reduce averages the sums, 11 and 22. The *forward* has to be inside `no_sync()` too, because it decides
-# whether the next backward exchanges gradients. For the mean of both batches, divide each loss by two.
+# One all-reduce averages the sums: 1 + 10 = 11 on rank 0 and 2 + 20 = 22 on rank 1. The *forward* has to be inside
+# `no_sync()` too, because it decides whether the next backward exchanges gradients. For the mean of both batches,
+# divide each loss by two.
 #
 # ### A branch that a rank doesn't use
 #
@@ -995,7 +1000,7 @@ for name, parameter in ddp.module.named_parameters():
     print(name, None if parameter.grad is None else parameter.grad.item(), end="  ")
 
 # %% [markdown]
-# Rank 1 has a gradient for `side` too: the mean of rank 0's 1 and its own 0. `idle` has none on either rank.
+# Rank 1 has a gradient for `side` too: the mean of 1 from rank 0 and 0 from rank 1. `idle` has none on either rank.
 #
 # ### The names in a checkpoint
 #
@@ -1046,8 +1051,8 @@ contract("mini_ddp", "MiniDDP")
 # %check mini_ddp
 
 # %% [markdown]
-# After each stage from 2 on, **predict** the three numbers and run the next cells. They draw a step of your class
-# below a step of PyTorch's DDP.
+# After each stage from 2 on, **predict** the three numbers and run the next cells. The second cell draws a step of your
+# class below a step of PyTorch's DDP.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -1069,9 +1074,9 @@ measured(mine, predicted)
 timeline(by_cap["0.5"], mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
 
 # %% [markdown]
-# PyTorch waits at the end of backward; your class waits after it. (The reference solution sends 96 bytes more: one
-# number per parameter says whether its gradient exists.) Now you can read PyTorch's class, the `Reducer` in
-# `torch/csrc/distributed/c10d/reducer.cpp`:
+# PyTorch waits at the end of backward; your class waits after it. On one machine, a long wait mostly means that the
+# other rank is late. (The reference solution sends 96 bytes more: one number per parameter says whether its gradient
+# exists.) Now you can read PyTorch's class, the `Reducer` in `torch/csrc/distributed/c10d/reducer.cpp`:
 #
 # | your class | PyTorch's `Reducer` |
 # |---|---|
@@ -1080,8 +1085,8 @@ timeline(by_cap["0.5"], mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
 # | the launch | `mark_bucket_ready`, `all_reduce_bucket` |
 # | the wait | `finalize_backward` |
 #
-# You have built DDP. The rest of the chapter is about what neither class does for you: give BatchNorm the whole batch,
-# weight unequal batches, or catch gradients that bypass the hooks.
+# You have built DDP. Neither class gives BatchNorm the whole batch, weights unequal batches, or catches gradients that
+# bypass the hooks. The rest of the chapter is about these three gaps.
 
 # %%
 quiz("01_internals/built")
@@ -1124,7 +1129,7 @@ assert 0 == apart["running mean, one forward later"] < apart["running mean"]
 # %% [markdown]
 # The parameters agree exactly, because all ranks apply the same mean gradient. Only the running statistics differ,
 # until the next forward overwrites them with rank 0's. So rank 1's data never enter the statistics that rank 0 saves.
-# (On one node, the numbers are the same.)
+# (The two nodes make no difference: on one node, the numbers are the same.)
 #
 # ### SyncBatchNorm
 #
@@ -1141,8 +1146,8 @@ for method in (Function.forward, Function.backward):
 
 # %% [markdown]
 # (A forward uses one of the two all-gathers.) `convert_sync_batchnorm` replaces every BatchNorm layer. Call it before
-# `DDP(...)`; whether the model is already on a GPU doesn't matter. Below, `meta` stands in for the GPU. On a CPU, DDP
-# refuses the converted model.
+# `DDP(...)`; whether the model is already on a GPU doesn't matter. Below, the device `meta`, whose tensors have shapes
+# but no values, stands in for the GPU. On a CPU, DDP refuses the converted model.
 
 # %%
 # %%ranks 1 --expect raised
@@ -1158,8 +1163,8 @@ print(convert_then_move[1], move_then_convert[1], sep="\n")
 DDP(convert(Sequential(Linear(4, 4), BatchNorm1d(4))))  # BUG: it runs on GPUs only
 
 # %% [markdown]
-# Is `SyncBatchNorm` worth its price? That depends on how far the mean of one rank's batch is from the mean of all
-# data:
+# Is `SyncBatchNorm` worth two more collectives in each step? That depends on how far the mean of one rank's batch is
+# from the mean of all data:
 
 # %%
 torch.manual_seed(0)
@@ -1168,7 +1173,8 @@ for samples in (4, 16, 64, 256):
     print(f"{samples:>3} samples: the batch's mean is off by {means.std():.2f} standard deviations")
 
 # %% [markdown]
-# The larger the batch, the less `SyncBatchNorm` changes.
+# With 4 samples, the mean is off by half a standard deviation; with 256, by 0.06. So the larger the batch, the less
+# `SyncBatchNorm` changes.
 #
 # ### Exactly when buffers are sent
 #
@@ -1364,8 +1370,8 @@ verdict(run)
 
 # %% [markdown]
 # DDP's hooks sit on **accumulators**, the autograd nodes that write `.grad`. A cast creates new accumulators, without
-# hooks; an added layer never had hooks. If you *replace* a layer, DDP still waits for the old layer's gradients. It
-# notices one step late:
+# hooks; an added layer never had hooks. If you *replace* a layer, DDP still waits for the old layer's gradients. DDP
+# raises an error only in the next step:
 
 # %%
 # %%ranks 2 --expect raised
@@ -1454,8 +1460,8 @@ quiz("01_internals/bypass")
 # %% [markdown]
 # ## Two ways to use several GPUs
 #
-# Older code often uses `DataParallel`, **one process with a thread for each GPU**. Here are four lines of its forward,
-# and its documentation's advice:
+# Older code often uses `DataParallel`, which runs **one process with a thread for each GPU**. Here are four lines of
+# its forward, and its documentation's advice:
 
 # %%
 calls = ("scatter(", "replicate(", "parallel_apply(", "gather(")
@@ -1515,9 +1521,9 @@ for name, (parameters, gradients, state, blocks) in run.ranks[0].observations.it
     print(f"{name:<30} parameters {parameters}, gradients {gradients}, Adam {state}, blocks {blocks}")
 
 # %% [markdown]
-# By default, each gradient has its own block, and the bucket takes another block on top. If gradients are views, they
-# all lie in the bucket. So a float32 parameter needs 4 bytes, its gradient 4, Adam's state 8, and the bucket 4 more
-# unless gradients are views. The *activations*, which forward keeps for backward, come on top.
+# By default, each gradient has its own block, and the bucket needs one more block. If gradients are views, they all lie
+# in the bucket. So a float32 parameter needs 4 bytes, its gradient 4, Adam's state 8, and the bucket 4 more unless
+# gradients are views. The *activations*, which forward keeps for backward, need additional memory.
 #
 # More ranks don't shrink any of this: DDP makes training *faster*; it doesn't make a model *fit*. *FSDP* (fully sharded
 # data parallel) cuts parameters, gradients and optimizer state into N parts (chapter 6).
@@ -1534,13 +1540,14 @@ quiz("01_internals/fsdp_or_ddp")
 # - Every rank must issue the same collectives in the same order.
 # - DDP sends **parameters once**, at construction; **buffers** also in forward; **gradients** in backward, as a mean.
 #   `optimizer.step()` sends nothing.
-# - Many messages pay many latencies; a single one can't overlap with backward. Buckets are the compromise, and the last
-#   bucket is always exposed.
+# - Every message pays the latency, so many messages are slow; a single message can't overlap with backward. Buckets are
+#   the compromise, and the last bucket is always exposed.
 # - The mean equals the joined batch's gradient if every rank has the same number of samples, the loss is a mean over
 #   them, and no layer mixes samples.
 # - DDP never checks that parameters stay equal. Check it with `spread`.
 #
-# In an interview, expect "why can't DDP hide all of its communication?".
+# In an interview, expect "why can't DDP hide all of its communication?". (The last bucket is launched after the last
+# gradient, when backward has nothing left to compute.)
 #
 # ## What to read next
 #

@@ -11,9 +11,10 @@
 # %% [markdown]
 # # Chapter 2. Setting up: from one process to many
 #
-# In chapter 1, `%%ranks` started the processes and told each one its rank. On a real machine, that is your job. You
-# start with a program that trains a small network in one process, and change it line by line until it trains on four
-# ranks. You also make the usual mistakes, to see what each one does. After this chapter you can
+# In chapter 1, `%%ranks` started the processes and told each one its rank. Outside the notebook, you start them
+# yourself. You begin with a program that trains a small network in one process, and change it line by line until it
+# trains on four ranks. On the way you make the usual mistakes on purpose, and see what each of them does. After this
+# chapter you can
 #
 # - **start** a program on N ranks, and tell which rank is which;
 # - **connect** the ranks with the right backend;
@@ -182,8 +183,8 @@ os.environ["RANK"] = "0"  # BUG: both are rank 0
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# All three hang. The notebook ends such a cell at once; in a terminal, PyTorch waits for 30 minutes and then raises an
-# error.
+# None raises an error: all three hang. The notebook ends such a cell at once; in a terminal, PyTorch waits for 30
+# minutes before it raises an error.
 #
 # If a job hangs before its first step, print `RANK` and `WORLD_SIZE` on each rank *before* `init_process_group`.
 #
@@ -224,8 +225,8 @@ store.set(f"note from {rank}", f"rank {rank} was here")
 print(store.get(f"note from {(rank + 1) % 3}").decode())  # get waits until the key exists
 
 # %% [markdown]
-# gloo does the same: each rank writes its own address and reads those of the others. After that, tensors go directly
-# from rank to rank. `init_process_group` does all this in one line:
+# gloo uses the store in the same way: each rank writes its own address and reads the other ranks' addresses. After
+# that, tensors go directly from rank to rank. `init_process_group` does all this in one line:
 
 # %%
 # %%ranks 4
@@ -239,7 +240,7 @@ print(f"rank {dist.get_rank()} of {dist.get_world_size()}, sum of the ranks {t}"
 assert t == sum(range(dist.get_world_size()))
 
 # %% [markdown]
-# On a new cluster, run this cell first.
+# On a new cluster, run these lines first, under torchrun. (With nccl, put `t` on the GPU.)
 #
 # ### Without the variables
 #
@@ -348,8 +349,9 @@ dist.init_process_group("nccl")
 print(Path("device.py").read_text())
 
 # %% [markdown]
-# With too few GPUs, it warns and uses the CPU, so that the course runs on a laptop. On a cluster, raise an error
-# instead: a node with one broken GPU would choose gloo, and the other nodes nccl.
+# If a node has fewer GPUs than ranks, `local_device` uses the CPU, so that the course runs on a laptop. (It warns only
+# if there is at least one GPU.) On a cluster, raise an error instead: a node with one broken GPU would choose gloo, and
+# the other nodes nccl.
 #
 # Call `local_device` on your machine as it is, and then as if each of two nodes had two GPUs:
 
@@ -427,8 +429,8 @@ def together(dealt):
 deal(10, 4, shuffle=False)
 
 # %% [markdown]
-# Rank r gets r, r + 4, r + 8. All ranks must take the same number of steps, but 4 doesn't divide 10. So the sampler
-# **pads**: samples 0 and 1 are dealt twice. `drop_last=True` leaves samples out instead:
+# Rank r gets the samples r, r + 4 and r + 8. All ranks must take the same number of steps, but 4 doesn't divide 10. So
+# the sampler **pads**: samples 0 and 1 are dealt twice. `drop_last=True` leaves samples out instead:
 #
 # ![Ten samples dealt to four ranks in rounds: padded, samples 0 and 1 come twice; with drop_last, 8 and 9 are left out](pictures/deal.svg)
 
@@ -439,8 +441,8 @@ print("drop_last: ", deal(10, 4, shuffle=False, drop_last=True))
 print("3 samples: ", deal(3, 4, shuffle=False), deal(3, 4, shuffle=False, drop_last=True))
 
 # %% [markdown]
-# With 3 samples for 4 ranks, `drop_last=True` leaves every rank without samples. 1000 samples divide evenly among 4
-# ranks. The *loader* has a `drop_last` too, which discards a rank's last batch if it is short:
+# With 3 samples for 4 ranks, `drop_last=True` leaves every rank without samples. With 1000 samples for 4 ranks, none is
+# repeated or left out. But the *loader* has a `drop_last` too, which discards a rank's last batch if it is short:
 
 # %%
 from torch.utils.data import DataLoader
@@ -498,9 +500,9 @@ for name in ("without", "with set_epoch"):
     assert losses == sorted(losses, reverse=True)  # it improves in every epoch, with and without
 
 # %% [markdown]
-# The losses agree to two decimals, so they don't reveal a missing `set_epoch`. Yet without it, every epoch repeats
-# the same batches, whereas `shuffle=True` in one process made new ones. To catch the mistake, print each epoch's
-# first indices.
+# The losses agree to two decimals, so they don't reveal a missing `set_epoch`. But without `set_epoch`, every epoch
+# repeats the same batches; in one process, `shuffle=True` made new batches in every epoch. To catch the mistake, print
+# each epoch's first indices.
 
 # %%
 quiz("02_setup/set_epoch")
@@ -544,13 +546,15 @@ print("sampler    :", [batch.tolist() for batch in loader])
 
 # %% [markdown]
 # With equal seeds, both ranks compute the same gradient. With different seeds, an "epoch" is two passes over the data.
-# Neither raises an error, but `len(loader)` reveals both: on N ranks it should be 1/N of what it is in one process.
+# Neither mistake raises an error, but `len(loader)` reveals both: on N ranks it should be 1/N of its value in one
+# process.
 #
 # ### Worker processes
 #
 # With `num_workers=4`, four ranks start 16 workers. On Linux, Python up to 3.13 *forks* them: each worker starts as a
 # copy of its rank. DDP's documentation warns that such workers may hang with NCCL. So use `forkserver`, which starts
-# them from a clean process. That takes longer, so keep the workers for all epochs (`persistent_workers=True`):
+# them from a clean process. Starting a worker in this way takes longer, so keep the workers for all epochs
+# (`persistent_workers=True`):
 
 # %%
 # %%ranks 2
@@ -678,7 +682,7 @@ print(f"{len(weights)} ranks, {len(weights[0])} parameters each, all equal")
 
 # %% [markdown]
 # One line turns four models into one, which learns from all 1500 samples. The losses differ, because each rank prints
-# the loss over its own samples. They fall as slowly as before, because an epoch still has only 12 steps.
+# the loss over its own samples. The losses fall as slowly as before, because an epoch still has only 12 steps.
 #
 # ### Move first, wrap last
 #
@@ -774,8 +778,9 @@ print(f"all {total / count:.2f} over {count:.0f}   mean of means {means / 4:.2f}
 torch.testing.assert_close(total / count, cross_entropy(model(x), y).detach())
 
 # %% [markdown]
-# Rank 0 saw only zeros. The mean of the four means is wrong too: it gives 10 samples the same weight as 267. So
-# **reduce the sum and the count, and divide at the end.**
+# Over all samples the loss is 1.55, but rank 0, which saw only zeros, would report 1.43. The mean of the four means,
+# 1.41, is wrong too: it gives 10 samples the same weight as 267. So **reduce the sum and the count, and divide at the
+# end.**
 #
 # Don't evaluate with `DistributedSampler`: it pads, so some samples count twice. Instead, let rank r of N take
 # samples r, r + N, r + 2N and so on:
@@ -972,7 +977,7 @@ for line in job.stderr.splitlines():
 # %% [markdown]
 # torchrun names the rank that failed first, and ends rank 0 with SIGTERM (−15). In such a program, don't call
 # `destroy_process_group` in a `finally`: with NCCL, this call can wait for GPU work that needs the other ranks, and
-# the traceback appears only afterwards. In a function, use `finally`:
+# you see the traceback only after this wait. In a function, use `finally`:
 
 # %%
 # %%ranks 2
@@ -1076,7 +1081,7 @@ job = terminal("spawn_digits.py")
 # its result to a file.
 #
 # **The function is in a file, and the launch is under `if __name__ == "__main__"`.** Each new process imports the file
-# to find the function. Without the guard, that import would launch ranks again. Python refuses:
+# to find the function. Without the guard, that import would launch ranks again. Python prevents this with an error:
 
 # %%
 # %%writefile spawn_unguarded.py
@@ -1112,7 +1117,7 @@ except dist.DistNetworkError as error:
 #
 # **If one rank raises an error, `mp.spawn` ends the others** and raises an exception that contains the rank's
 # traceback. (For a rank that is killed, `mp.spawn` raises `ProcessExitedException`, without a traceback.) Here rank 0
-# sleeps for ten minutes, but the parent doesn't wait for it:
+# would sleep for ten minutes, but `mp.spawn` ends it as soon as rank 1 fails:
 
 # %%
 # %%writefile spawn_error.py
@@ -1155,8 +1160,8 @@ contract("launch_distributed")
 #
 # ## Several nodes
 #
-# Messages between nodes are slower, so fill one node first. The program doesn't change. On each node you start
-# torchrun once; this process is the node's *agent*:
+# Messages between nodes are slower than within a node, so use all GPUs of one node before you add a second. The program
+# doesn't change. On each node, start torchrun once. This torchrun process is the node's *agent*:
 #
 # ![Two nodes, a launcher and two ranks on each, and one store](pictures/two_nodes.svg)
 #
@@ -1229,8 +1234,8 @@ quiz("02_setup/node_rank")
 # %% [markdown]
 # ### When nodes can't reach each other
 #
-# Every node must reach `MASTER_ADDR:MASTER_PORT`, so `localhost` won't do. While the job starts, call `reach` on each
-# node:
+# Every node must reach `MASTER_ADDR:MASTER_PORT`, so `localhost` doesn't work. While the job starts, call `reach` on
+# each node:
 
 # %%
 def reach(host, port):
@@ -1255,8 +1260,9 @@ print("when it is gone:      ", reach("127.0.0.1", port))
 #
 # ### Under SLURM
 #
-# SLURM's `srun` starts tasks and sets its own variables. The simple way is one task per node, which runs torchrun
-# (chapter 5). With one task per rank, translate the variables:
+# SLURM is the scheduler of many clusters: it decides which job runs on which nodes. Its command `srun` starts
+# processes, called tasks, and sets its own variables. The simplest way is to start one task per node, and let it run
+# torchrun (chapter 5). With one task per rank, translate the variables:
 #
 # | torchrun sets | from SLURM, with one task per rank |
 # |---|---|

@@ -14,8 +14,8 @@
 # When one process fails, its traceback tells you where. When four fail together, you get four errors, and usually only
 # one of them is the cause. When four hang, you get no error.
 #
-# This chapter follows one broken job from its symptom to a test that keeps it fixed. Then it shows the tools for each
-# kind of failure; you write three of them. Afterwards you can
+# This chapter follows one broken job from its symptom to a test that keeps it fixed. Then it shows tools for each kind
+# of failure. You write three such tools yourself. Afterwards you can
 #
 # - **shrink** a broken job to two ranks and a few steps;
 # - **read** what a failed job prints, and find the root cause among the errors;
@@ -68,9 +68,9 @@ main()
 # %% [markdown]
 # ### 1. Make it small
 #
-# Cut your own job down as long as it still fails: fewer steps, random tensors instead of the loader's batches, one
-# layer instead of the model, fewer ranks. `./lockstep run` takes torchrun's options and explains what goes wrong. The
-# function below calls it in the notebook. Start with one rank:
+# Simplify your own job step by step, and keep a change only if the job still fails: fewer steps, random tensors instead
+# of the loader's batches, one layer instead of the model, fewer ranks. `./lockstep run` takes torchrun's options and
+# explains what goes wrong. The function below calls it in the notebook. Start with one rank:
 
 # %%
 import contextlib, io
@@ -114,14 +114,14 @@ records = torch.zeros(9, 4)[dist.get_rank() :: dist.get_world_size()]
 print(len(records), "records make", len(records.split(2)), "batches")
 
 # %% [markdown]
-# So rank 0's third all-reduce has no partner. If that is the cause, three ranks should finish: each has three records,
-# which make two batches.
+# So in its third step, rank 0 calls an all-reduce that rank 1 never calls. If that is the cause, three ranks should
+# finish: each has three records, which make two batches.
 
 # %%
 lockstep_run("-n", "3", "suspect.py")
 
 # %% [markdown]
-# All three finish, so the hypothesis holds.
+# All three finish, as the hypothesis predicts.
 #
 # ### 4. Fix the cause
 #
@@ -155,8 +155,8 @@ main()
 # ### 5. Keep a test that fails without the fix
 #
 # `lockstep run` returns 0 only if every rank succeeds, so the test reads its exit status. It must fail on `suspect.py`
-# and pass on `fixed.py`. Are two ranks enough? On two, the bug in the next job doesn't show, because the left and right
-# neighbors are the same rank:
+# and pass on `fixed.py`. Are two ranks enough? Two ranks don't show the bug in the next job, because a rank's left and
+# right neighbor are then the same rank:
 
 # %%
 # %%writefile ring.py
@@ -433,8 +433,8 @@ if dist.get_rank() == 1:
 dist.all_reduce(torch.ones(1))
 
 # %% [markdown]
-# No, only Lockstep does. A short timeout ends the wait but doesn't explain it. Keep the timeout longer than anything
-# that one rank does alone, such as writing a checkpoint.
+# No: only Lockstep's report names rank 1. A short timeout ends the wait but doesn't explain it. Keep the timeout longer
+# than anything that one rank does alone, such as writing a checkpoint.
 #
 # ### Who is missing: a monitored barrier
 #
@@ -478,8 +478,8 @@ except RuntimeError as error:
 #
 # - Before each comparison, the ranks wait in a monitored barrier. So rank 0 names a missing rank, but only when the
 #   timeout expires.
-# - It compares the kind of collective, and the shape and type of the tensors, but not which tensors they are
-#   ("Mismatches").
+# - It compares the kind of collective, and the shape and type of the tensors, but it can't tell whether the tensors
+#   belong together ("Mismatches").
 # - With gloo, DDP's constructor crashes:
 
 # %%
@@ -581,7 +581,7 @@ with ddp.join():
 # %% [markdown]
 # In each step, rank 0 calls four all-reduces: two that `join` adds to DDP's forward, one for the gradients, and the
 # loop's own. In step 4, rank 1 skips the loop's all-reduce (#16), so from then on its calls are one ahead. At #18 the
-# sizes differ: rank 0's comes from DDP's forward, and rank 1 passes gradients.
+# sizes differ: rank 0 passes the one element of DDP's forward, and rank 1 passes two gradients.
 #
 # In such a loop, use `throw_on_early_termination=True`. When one rank runs out of batches, all ranks raise an error:
 
@@ -688,9 +688,9 @@ print(f"a = {a:.0f} (should be 2), b = {b:.0f} (should be 20)")
 assert (a, b) == (11, 11)
 
 # %% [markdown]
-# Such an order can come from a **set of strings**, because each Python process goes through it in a different order. The
-# ranks below share one order, since Lockstep forks them from one process, and the sums are right. Under `torchrun` they
-# would be mixed up:
+# If you loop over a **set of strings**, the ranks can get different orders, because each Python process orders the set
+# differently. The ranks below share one order, since Lockstep forks them from one process, and the sums are right.
+# Under `torchrun`, the two sums would be mixed up:
 
 # %%
 # %%ranks 2
@@ -746,7 +746,7 @@ quiz("03_debugging/swapped")
 #
 # On processors of the same kind, replicas that start equal and take equal steps stay equal, *bit for bit*. So if a
 # single bit differs, the ranks did not take the same step. In this picture, rank 1's learning rate doubles after step
-# 4, and rank 0's stays as it was:
+# 4, while rank 0's learning rate doesn't change:
 #
 # ![The weight is equal on both ranks until step 4; then rank 1's falls faster than rank 0's](pictures/drift.svg)
 
@@ -893,7 +893,7 @@ for number in range(20):
 print("parameters", verdict(model))
 
 # %% [markdown]
-# It reports no drift, because the parameters are equal. It only mentions the running statistics.
+# No: `--watch-replicas` reports no drift, because the parameters are equal. It only mentions the running statistics.
 
 # %%
 quiz("03_debugging/equal_replicas")
@@ -982,8 +982,8 @@ print("never moved:", diagnose(forgotten))  # BUG: all on one device, but on the
 print("half moved: ", verify_device(half, "meta"))
 
 # %% [markdown]
-# Neither does. `diagnose` doesn't know which device you want, and `verify_device` looks at one parameter only. Compare
-# every tensor with the device that you want.
+# Neither function notices. `diagnose` doesn't know which device you want, and `verify_device` looks at one parameter
+# only. Compare the device of every tensor with the device that you want.
 
 # %%
 quiz("03_debugging/what_moves")
@@ -1089,8 +1089,8 @@ except ranks.NotRun as missing:
 # says "firewall". Open all ports between the nodes. Choosing the store's port doesn't help: this rendezvous ignores
 # `--master-port`, and the ranks' connections to each other need ports too.
 #
-# **If `init_process_group` fails on a rank, let it raise.** Then the launcher ends the other ranks. If you catch it,
-# as here, they wait:
+# **If `init_process_group` fails on a rank, let it raise.** Then the launcher ends the other ranks. If you catch the
+# error, as here, the other ranks wait:
 
 # %%
 # %%ranks 2 --expect hang
@@ -1264,9 +1264,9 @@ quiz("03_debugging/watchdog_log")
 # %% [markdown]
 # ## Preflight
 #
-# Your job waited hours for its nodes. Then it hangs before the first step, because a variable is wrong on one node. A
-# **preflight** finds that out first: it checks the environment, joins the other ranks with a short timeout, lets
-# `monitored_barrier` name missing ranks, and runs a collective whose result is known.
+# Your job waits hours for its nodes. Then it hangs before the first step, because a variable is wrong on one node. A
+# **preflight** finds such mistakes before training starts: it checks the environment, joins the other ranks with a
+# short timeout, lets `monitored_barrier` name missing ranks, and runs a collective whose result is known.
 
 # %%
 quiz("03_debugging/preflight")
@@ -1313,8 +1313,8 @@ print("synchronized:", test_gradient_sync(model))
 print("after: ", [f"{p.grad.mean():.3f}" for p in model.parameters()])
 
 # %% [markdown]
-# The gradients were equal ("before"), but the check returns `False`: it overwrites them *after* backward, when DDP no
-# longer averages. Instead, gather the gradients and compare them.
+# The gradients were equal ("before"), but the check returns `False`: it writes its own values into them *after*
+# backward, when DDP no longer averages. Instead, gather the gradients and compare them.
 #
 # **2. How much of a step is communication?** Here a communication hook makes each all-reduce 50 ms longer, so nearly
 # all of the step is communication. What does the measurement say?
@@ -1423,12 +1423,12 @@ for name, run in (("without", plain), ("with", flagged)):
     print(f"{name:8}{len(sent):2} all-reduces of", *[call.nbytes for call in sent], "bytes")
 
 # %% [markdown]
-# The flag adds one all-reduce to every backward, with **4 bytes for each parameter tensor** (32 here). In it, the ranks
-# agree on which parameters were used. How long it takes depends on the model and the network. If every parameter was
-# used, torch itself warns (`--quiet` hides that here).
+# The flag adds one all-reduce to every backward, with **4 bytes for each parameter tensor** (32 here). In this
+# all-reduce, the ranks agree on which parameters were used. How long it takes depends on the model and the network. If
+# every parameter was used, torch itself warns (`--quiet` hides that here).
 #
 # The flag also hides mistakes: without it, a layer that is never used raises an error. So set the flag only if
-# different steps use different layers. It works even if each rank uses a different layer:
+# different steps use different layers. The flag works even if each rank uses a different layer:
 
 # %%
 # %%writefile branches.py
@@ -1535,7 +1535,7 @@ quiz("03_debugging/longer_timeout")
 # - **The job hangs**: get a stack of every rank, or with NCCL its last enqueued collective. Whether a rank calls a
 #   collective must not depend on what differs between ranks.
 # - **The job lies**: compare the replicas bit for bit. Count each rank's samples and all-reduces.
-# - **You fixed it**: run it on two ranks and on three. Trust a check only after you have seen it fail.
+# - **You fixed it**: run it on two ranks and on three. Trust a check only after you have seen it fail on a broken job.
 #
 # In an interview, expect: "Your job hangs after the first epoch. What do you do?"
 #

@@ -11,9 +11,9 @@
 # %% [markdown]
 # # Chapter 4. Optimization
 #
-# You use eight GPUs, and training is only four times as fast. Where did the rest go? In this chapter you look for it
-# in one training step of a small GPT on two ranks. You measure the step, read its trace, calculate how fast it could
-# be, and change one thing at a time.
+# You use eight GPUs, but training is only four times as fast as on one. Where does the time go? In this chapter you
+# find out for one training step of a small GPT on two ranks. You measure the step, read its trace, calculate how fast
+# it could be, and change one thing at a time.
 #
 # Afterwards you can
 #
@@ -108,11 +108,11 @@ def plain_step(model, optimizer, batch):
 #   hardware's peak. A transformer needs about 6 operations per parameter and token: 2 in forward, 4 in backward. Large
 #   GPU runs report about 0.4;
 # - **memory**: the most bytes that a rank holds at once;
-# - **exposed communication**: the time that communication adds to the step. To find it, subtract the time of the step
-#   under `no_sync()`, which turns DDP's communication off. Communication that runs while backward computes is
-#   **hidden**.
+# - **exposed communication**: the time that communication adds to the step. To find it, measure the step twice, once
+#   under `no_sync()`, which turns DDP's communication off, and take the difference. Communication that runs while
+#   backward computes is **hidden**.
 #
-# Other programs can only slow a step down, so `fastest` keeps the shortest time of several:
+# Other programs can only slow a step down, so `fastest` keeps the shortest time of several runs:
 
 # %%
 # %%writefile measuring.py
@@ -165,7 +165,7 @@ def measure(one_step, model, optimizer, batch, tokens):
 
 # %% [markdown]
 # On one machine, communication is too fast to matter, so `--bandwidth 1gbit` makes the ranks share one link of 1
-# Gbit/s. First, DDP with its defaults:
+# Gbit/s. First, measure DDP with its defaults:
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -226,12 +226,12 @@ traced()
 timeline(defaults, step="fastest") if defaults else None
 
 # %% [markdown]
-# The first bucket, about 1 MiB, *leaves* (starts its all-reduce) during backward, so some or all of it is hidden. The
-# second holds all other gradients. It leaves after the last gradient, so it is fully exposed: backward has nothing left to
-# compute and waits for it (hatched).
+# The first bucket, about 1 MiB, is launched during backward, so some or all of its all-reduce is hidden. The second
+# holds all other gradients. It is launched after the last gradient, so its all-reduce is fully exposed: backward has
+# nothing left to compute and waits for it (hatched).
 #
-# The picture, like the table, shows the fastest of eight steps. Recording each mark and each collective makes it
-# slower than in the table.
+# The picture, like the table, shows the fastest of eight steps. This step is slower than the one in the table, because
+# Lockstep records each mark and each collective.
 #
 # `torch.profiler` records every operation, here of the third step:
 
@@ -354,7 +354,7 @@ print(f"a convolution, per image:  {operations(torch.nn.Conv2d(64, 64, 3, paddin
 # %% [markdown]
 # The GPT needs more than 6, because attention also multiplies activations with each other. A convolution uses each
 # weight at every position of the image, here 56 × 56. So 6 holds only if each token uses each weight once, as
-# in a transformer. Count other networks' operations.
+# in a transformer. For any other network, count the operations like this.
 #
 # Links differ by a factor of thousands. These bytes per second, in one direction, come from data sheets; real links are
 # slower:
@@ -418,8 +418,8 @@ for count in (8, 32, 128):
 # sending. Below a ratio of 0.67, it can hide nearly all sending. Above 0.67, you have to send less, or less often.
 #
 # - **Tokens per rank decide the ratio.** A smaller model shrinks both times equally.
-# - **With a fixed global batch, more ranks raise the ratio.** Each of 128 ranks sends about as much as each of 8, but
-#   computes 1/16 as much.
+# - **With a fixed global batch, more ranks raise the ratio.** With 128 ranks, each rank sends about as many bytes as
+#   with 8, but computes only 1/16 as much.
 #
 # In our step, each rank needs 6 · 875,264 · 256 = 1.3 billion operations. Together, the ranks send 7 MB at 125 MB/s,
 # which takes 56 ms:
@@ -439,8 +439,8 @@ picture if table.rows else None
 
 # %% [markdown]
 # The step takes longer than sending alone, but less than computing and sending together, because overlap hides part of
-# the sending. On a quiet machine, sending takes longer than two thirds of the measured computing, so overlap alone
-# can't hide all of it.
+# the sending. If no other program slows your machine down, sending takes longer than backward (two thirds of the
+# measured computing), so overlap alone can't hide all of it.
 
 # %%
 quiz("04_optimization/roofline")
@@ -456,7 +456,7 @@ quiz("04_optimization/roofline")
 # Over the slower link, each bucket waits for the one before it, so 3.4 units are left after backward.
 #
 # **Change 1: start sending earlier.** `bucket_cap_mb=0.5` makes smaller buckets. **Predict**: how many buckets, how
-# many bytes, and how many buckets leave before the last gradient is ready? Replace each `None`.
+# many bytes, and how many buckets are launched before the last gradient is ready? Replace each `None`.
 
 # %%
 guess = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -484,8 +484,9 @@ measure(plain_step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
 table.add("buckets of 0.5 MiB", run)
 
 # %% [markdown]
-# With the defaults, one bucket of two leaves during backward; with buckets of 0.5 MiB, all but the last do. But backward
-# fills them faster than the link sends them: gloo sends two at a time, and the others queue (the thin lines).
+# With the defaults, one bucket of two is launched during backward; with buckets of 0.5 MiB, all but the last are. But
+# backward fills the buckets faster than the link can send them: gloo sends two at a time, and the others queue (the
+# thin lines). As a result, much of the sending stays exposed.
 #
 # Each bucket also costs latency, so smaller isn't always better.
 #
@@ -494,7 +495,7 @@ table.add("buckets of 0.5 MiB", run)
 #
 # ### The default
 #
-# By default, the first bucket holds only 1 MiB, so that it leaves early. Each later one holds 25 MiB. If you
+# By default, the first bucket holds only 1 MiB, so that it is launched early. Each later bucket holds 25 MiB. If you
 # pass 25 yourself, the first bucket is large, too:
 
 # %%
@@ -626,7 +627,7 @@ for epoch in range(2):
 
 # %% [markdown]
 # The first step of epoch 1 adds up six micro-batches, and the last two of the final epoch are lost. An extra step for
-# these two is worse: their gradients were never averaged, so the replicas diverge:
+# these two is worse. Their gradients were never averaged, so the replicas diverge:
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -643,10 +644,10 @@ for i, x in enumerate(micro_batches):
         optimizer.zero_grad()
 
 # %% [markdown]
-# That step is also too small: it divides two micro-batches by four. So synchronize the last micro-batch of every step,
-# and weight each micro-batch by its share of the step's samples.
+# The extra step is also too small, because it divides the sum of two micro-batches by four. So synchronize the last
+# micro-batch of every step, and weight each micro-batch by its share of the step's samples.
 #
-# Now the GPT, with four micro-batches per step:
+# Now train the GPT with four micro-batches per step:
 
 # %%
 # %%writefile accumulating.py
@@ -733,7 +734,7 @@ print("on the wire:", sent[0].tensor, "=", sent[0].nbytes, "bytes")
 assert sent[0].nbytes == 4 * (64 * 64 + 64)
 
 # %% [markdown]
-# No: parameters, gradients and what DDP sends stay float32. **Autocast can save time and memory, but not
+# No: parameters, gradients and DDP's messages stay float32. **Autocast can save time and memory, but not
 # communication.**
 #
 # | property | float16 | bfloat16 |
@@ -801,8 +802,8 @@ for unscale in (True, False):
     print(f"unscaled first: {unscale!s:5}  the weights moved by {weight.norm().item():.1e}")
 
 # %% [markdown]
-# Without `unscale_`, the weights hardly move. (Adam would hide the mistake, because its steps don't depend on the
-# gradients' scale.)
+# Without `unscale_`, the weights hardly move. (With Adam you would hardly notice the mistake, because Adam's steps
+# don't depend on the gradients' scale.)
 #
 # ### One scaler per rank
 #
@@ -854,7 +855,7 @@ print("scale now", scaler.get_scale())
 #   compute them: `torch.set_float32_matmul_precision("high")`.
 # - **`torch.compile`** fuses several operations into one kernel ("Compiling", in the appendix).
 # - **A fused optimizer** updates all parameters in one kernel: `AdamW(..., fused=True)`. It works on CPUs, too. Our GPT
-#   has 52 parameter tensors:
+#   has 52 parameter tensors. Without `fused`, a CPU updates them one after the other, with about ten operations each:
 
 # %%
 from step_table import count_operations
@@ -969,7 +970,7 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, hook)
 
 # %% [markdown]
-# In the exercise you write a bfloat16 hook, because PyTorch's own refuses gloo:
+# In the exercise you write a bfloat16 hook, because PyTorch's own bfloat16 hook doesn't work with gloo:
 
 # %%
 # %%ranks 1 --expect raised
@@ -1048,8 +1049,8 @@ print(f"layers recomputed in backward       {training(16, recompute=True):6.1f} 
 
 # %% [markdown]
 # The last line is **activation checkpointing**: forward keeps only each layer's input, and backward computes the layer
-# again. That adds a forward: a third more operations, and in small steps like ours even more time. Always pass
-# `use_reentrant=False`; the appendix shows why.
+# again. This second forward adds a third to the operations. In small steps like ours, it adds even more than a third to
+# the time. Always pass `use_reentrant=False`; the appendix shows why.
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -1065,8 +1066,8 @@ measure(accumulated_step, model, optimizer, batch, tokens=4 * 2 * 128)
 table.add("the same, recomputed layers", run)
 
 # %% [markdown]
-# The step needs less memory but computes more. That pays off if you use the freed memory for a larger batch. Another
-# saving costs no time: with `gradient_as_bucket_view=True`, the gradients exist only once, in DDP's buckets.
+# The step needs less memory but computes more. Recomputing pays off if you use the freed memory for a larger batch.
+# Another saving costs no time: with `gradient_as_bucket_view=True`, the gradients exist only once, in DDP's buckets.
 #
 # *GPU.* `torch.cuda.memory._record_memory_history()` and `_dump_snapshot("memory.pickle")` record every allocation;
 # `pytorch.org/memory_viz` draws them.
@@ -1107,8 +1108,8 @@ if table.rows:
 picture if table.rows else None
 
 # %% [markdown]
-# The prediction is the least that a step should take, give or take a few per cent: it leaves out latency, casting, and
-# the processor's work while it sends.
+# A step should take at least the predicted time, give or take a few per cent: the prediction leaves out latency,
+# casting, and the processor's own work for sending.
 #
 # Accumulation and float16 send fewer bytes per token. Smaller buckets only start sending sooner: the link still needs
 # 56 ms.
@@ -1138,7 +1139,7 @@ print(f"the benchmark: {seconds[1] / seconds[4] / 4:.0%}", end="   ")
 print(f"samples per second per rank: {rate[4] / 4 / rate[1]:.0%}")
 
 # %% [markdown]
-# It leaves out the samples: four ranks trained on four times as many.
+# It leaves out the samples: four ranks trained on four times as many samples as one.
 #
 # Distrust figures such as "7.5 times faster on 8 GPUs" or "99 % of bad scaling is configuration": they name no model,
 # batch or network.
@@ -1165,8 +1166,8 @@ print(f"15 steps in more than {int(longer)} s, the fastest one in {min(steps[1:]
 
 # %% [markdown]
 # Yes: the timeout applies to each collective, not to the job. But every rank steps at the pace of the slowest. Give
-# the slow device a smaller batch, and weight the losses by samples, as in `accumulate`. Don't make a group for each
-# kind of GPU: you'd train two independent models:
+# the slow device a smaller batch, and weight the losses by samples, as in `accumulate`. Don't make a process group for
+# each kind of GPU. Each group would train its own model, like the two groups below:
 
 # %%
 # %%ranks 4
@@ -1275,10 +1276,10 @@ for world_size, factor in ((1, 1), (4, 1), (4, 4)):
     print(f"{world_size} ranks:", run.ranks[0].stdout.strip())
 
 # %% [markdown]
-# With four times the learning rate for four times the batch, the loss is 3 instead of 55, as on one rank. This is the
-# **linear scaling rule**: multiply the learning rate by the same factor as the global batch. It fails for very large
-# batches. Raise the rate over the first steps (**warm-up**), because a large initial rate can make training diverge.
-# With Adam, the usual factor is the square root: 2 instead of 4.
+# Four ranks with four times the learning rate reach a loss of about 3, as one rank does; with the old rate, they
+# reach 55. This is the **linear scaling rule**: multiply the learning rate by the same factor as the global batch. The
+# rule fails for very large batches. Raise the rate over the first steps (**warm-up**), because a large initial rate can
+# make training diverge. With Adam, the usual factor is the square root: 2 instead of 4.
 
 # %%
 quiz("04_optimization/fewer_steps")
@@ -1315,8 +1316,8 @@ parameters = sum(p.numel() for p in model.parameters())
 print(f"parameters: {parameters}   Adam's state: {2 * parameters}, on this rank: {state}")
 
 # %% [markdown]
-# Each of the two ranks keeps half of Adam's state. Next, shard the parameters too. Here is one step of three layers in
-# four ways:
+# Each of the two ranks keeps half of Adam's state. Next, shard the parameters too. The next cell trains three layers
+# for one step, in four ways:
 
 # %%
 # %%ranks 4 --into sharded --quiet
@@ -1379,7 +1380,7 @@ for parameters in (1e8, 1e9, 7e9):
 # %% [markdown]
 # **Use DDP while the model fits, then FSDP2.** If one layer is too large for a GPU, split its matrices over GPUs
 # (tensor parallelism). To span nodes with slow links, give each node some layers (pipeline parallelism). Chapter 6
-# measures all but pipelines.
+# measures all of these except pipelines.
 
 # %%
 quiz("04_optimization/zero")
@@ -1392,7 +1393,7 @@ quiz("04_optimization/zero")
 # ### Reentrant checkpointing
 #
 # `use_reentrant=True`, the old form of checkpointing, is still the default. With it, if a checkpointed layer's
-# input needs no gradient, the layer's parameters get none, and DDP raises an error in the next step. First the new
+# input needs no gradient, the layer's parameters get none, and DDP raises an error in the next step. First, run the new
 # form:
 
 # %%
@@ -1512,7 +1513,7 @@ def show_order(events):
 show_order(in_order(orders.ranks[0]))
 
 # %% [markdown]
-# With `find_unused_parameters`, buckets leave early and are never rebuilt (chapter 5, "Determinism"), but every step
+# With `find_unused_parameters`, buckets are launched early and never rebuilt (chapter 5, "Determinism"), but every step
 # has an extra all-reduce, which counts the ranks that used each parameter. In its first two steps, `static_graph`
 # learns the graph and sends after the last gradient; then it works like plain DDP.
 #
@@ -1540,8 +1541,8 @@ for both in (False, True):
 # %% [markdown]
 # ### Compiling
 #
-# With DDP, `torch.compile` cuts the model's graph at bucket boundaries, so that buckets still leave early. It passes
-# each graph to a *backend*; the one below only counts the graphs:
+# With DDP, `torch.compile` cuts the model's graph at bucket boundaries, so that buckets are still launched early. It
+# passes each graph to a *backend*; the one below only counts the graphs:
 
 # %%
 # %%writefile four_layers.py
@@ -1646,8 +1647,8 @@ except RuntimeError as error:
 # **PowerSGD** sends two thin matrices instead of a large one, with error feedback: `ddp_comm_hooks.powerSGD_hook`. With
 # gloo, use a single bucket: with several, ranks start PowerSGD's all-reduces in different orders, and hang.
 #
-# **Local SGD** lets each rank train on its own for a few steps and then averages the *parameters*. These ranks average
-# gradients in the first two steps, and parameters in the third step and every third one after it:
+# **Local SGD** lets each rank train on its own for a few steps and then averages the *parameters*. Below, the ranks
+# average gradients in the first two steps. They average parameters in the third step, and then in every third step:
 
 # %%
 # %%ranks 2
@@ -1674,7 +1675,7 @@ for step in range(8):
 # %% [markdown]
 # ### New arguments
 #
-# Arguments of `DDP` that older tutorials don't know (torch 2.13):
+# In torch 2.13, `DDP` has arguments that older tutorials don't mention:
 #
 # - `forward_sync_buffers` replaces `broadcast_buffers`;
 # - `batched_grad_copy` copies a bucket's gradients in one operation;
@@ -1752,7 +1753,7 @@ quiz("04_optimization/reentrant")
 #
 # - **Measure** after warm-up: tokens/s, MFU, memory, exposed time.
 # - **Predict** with the roofline: does computing or sending limit you?
-# - **Hide**: buckets small enough to leave during backward.
+# - **Hide**: buckets small enough to be launched during backward.
 # - **Send less often**: `no_sync` around all micro-batches but the last.
 # - **Send less**: a hook that divides, casts and keeps the residual.
 # - **Compute less**: bfloat16 autocast; float16 with `unscale_` before clipping; fused optimizer.
@@ -1761,7 +1762,7 @@ quiz("04_optimization/reentrant")
 #
 # ## What to remember
 #
-# - Find out what limits a step before you change anything: nothing else is worth changing.
+# - Before you change anything, find out what limits a step, and change only that.
 # - Tokens per rank decide whether the link or the processor limits a step.
 # - A compression hook shrinks what is sent; autocast doesn't.
 # - After an overflow, all ranks skip the step, because their averaged gradients are equal. Never let one rank decide

@@ -25,8 +25,8 @@
 # - **rehearse** all of this before the long run.
 #
 # About 245 minutes: 95 to read and run, 150 for three exercises and the capstone. You need chapters 2 and 3, and
-# chapter 4 for the capstone, but no GPU. GPUs, NCCL, power failures and network file systems are described, but were
-# not tried here.
+# chapter 4 for the capstone, but no GPU. What this chapter says about GPUs, NCCL, power failures and network file
+# systems was not run here.
 
 # %%
 # %load_ext lockstep
@@ -78,7 +78,8 @@ class Job:
 
 # %% [markdown]
 # The job trains for six epochs and saves its state after two. Only rank 0 writes. But each rank has its own random
-# generator for dropout, so the ranks first gather the generators' states:
+# generator for dropout, so the ranks first gather the generators' states (`all_gather_object` is an all-gather for
+# Python objects):
 
 # %%
 # %%ranks 2
@@ -131,8 +132,8 @@ for mistake in ("none", "no optimizer", "no scheduler", "no set_epoch", "no rand
 # Without a mistake, the weights are the same, bit for bit. Each mistake moves them by 0.1 to 0.2. The training loss
 # gives no warning: with most mistakes it is even lower.
 #
-# Without `set_epoch`, every epoch has the order of epoch 0. If you save the current epoch's number instead of the
-# number of *finished* epochs, that epoch is trained twice.
+# Without `set_epoch`, every epoch has the order of epoch 0. The last line shows what happens if you save the number of
+# the current epoch, 1, instead of the number of *finished* epochs, 2: epoch 1 is trained twice.
 #
 # | part | where it is | if you forget it |
 # |---|---|---|
@@ -196,8 +197,8 @@ for part in ("model", "optimizer", "rng"):
     print(f"{part:10}{size(saved[part]):6} bytes, {times:.1f} times the model")
 
 # %% [markdown]
-# Adam's moments take twice the model's bytes, and each rank's random states 5 kB. So a checkpoint of 7 billion float32
-# parameters with Adam takes 84 GB.
+# Adam's moments take twice the model's bytes. Each rank's random states take 5 kB, however large the model is. So a
+# checkpoint of 7 billion float32 parameters with Adam takes 84 GB: 28 for the parameters, 56 for the moments.
 
 # %%
 quiz("05_checkpointing/forgotten")
@@ -308,8 +309,9 @@ dist.all_reduce(torch.ones(1))  # the next step
 # Rank 0 skipped the barrier and continued with the next step. (Catch every `Exception`: a save can also raise a
 # `PicklingError`.)
 #
-# **All ranks must learn the outcome of the save.** So rank 0 broadcasts it, even after an error. The other ranks wait
-# for this broadcast, so it replaces the barrier:
+# **All ranks must learn the outcome of the save.** So rank 0 broadcasts it, even after an error.
+# (`broadcast_object_list` is a broadcast for Python objects.) The other ranks wait for this broadcast, so it replaces
+# the barrier:
 
 # %%
 # %%ranks 2
@@ -444,9 +446,9 @@ print("saved by .module:", plain.load_state_dict(ddp.module.state_dict()))
 print("by str.replace:  ", "module.submodule.weight".replace("module.", ""))
 
 # %% [markdown]
-# Only another wrapper can load it as it is, because each wrapper adds the prefix (chapter 1). Save
-# `ddp.module.state_dict()` instead. Remove the prefix from older files with `consume_prefix_in_state_dict_if_present`;
-# `str.replace` would damage the names of submodules.
+# Only another wrapper can load the wrapper's state_dict unchanged, because each wrapper adds the prefix (chapter 1).
+# Save `ddp.module.state_dict()` instead. Remove the prefix from older files with
+# `consume_prefix_in_state_dict_if_present`; `str.replace` would damage the names of submodules.
 
 # %%
 quiz("05_checkpointing/barrier")
@@ -539,10 +541,10 @@ quiz("05_checkpointing/two_files")
 # %% [markdown]
 # ### Durable: power failures
 #
-# What a killed process has written is safe: the kernel holds the bytes and writes them to the disk later. In a power
-# failure the kernel stops too, and the disk may have the new name without the contents. `os.fsync` returns once the
-# contents are on the disk. Call it twice: for the file before the rename, and for the folder, which holds the names,
-# after the rename:
+# A kill loses nothing that the process has already written: the kernel holds the bytes and writes them to the disk
+# later. In a power failure the kernel stops too, and the disk may have the new name without the contents. `os.fsync`
+# returns once the contents are on the disk. Call it twice: for the file before the rename, and for the folder, which
+# holds the names, after the rename:
 
 # %%
 def durable(state, name):
@@ -634,9 +636,10 @@ for name, value in candidates.items():
         print("refused ", name)
 
 # %% [markdown]
-# `torch.save` accepted all eight, so you learn only when you resume that five of them are refused. Save
+# `torch.save` accepted all eight. Only when you resume do you learn that `torch.load` refuses five of them. Save
 # `vars(arguments)`, `float(score)` and `str(path)` instead, and convert the array in NumPy's state to a list. If you
-# trust a file with your own class, call `torch.serialization.add_safe_globals([MyClass])` before you load it.
+# trust a file that holds objects of your own class, call `torch.serialization.add_safe_globals([MyClass])` before you
+# load it.
 
 # %%
 quiz("05_checkpointing/rename")
@@ -865,8 +868,8 @@ bars({"save": waited, "async_save": stalled}, unit="s", title="how long training
 # The file holds the value at the time of the call, 1, although training has changed it to 2. The copy takes as much
 # host memory as the state. Until the future is done, keep the old checkpoint, and don't start another save.
 #
-# The thread calls collectives too. If it shares training's group, gloo may match its calls with training's, and the
-# job hangs or crashes. So give the thread **a separate gloo group**, even if you train with NCCL.
+# The thread calls collectives too. If the thread shares training's process group, gloo may pair the thread's calls with
+# training's, and the job hangs or crashes. So give the thread **a separate gloo group**, even if you train with NCCL.
 
 # %%
 quiz("05_checkpointing/async")
@@ -901,7 +904,7 @@ for name, after in ways.items():
         print(f"{name:24} seen twice {twice:2}   never {48 - len(count):2}")
 
 # %% [markdown]
-# Only "the rest" gives each sample exactly once. It needs one saved number, that of the finished steps:
+# Only "the rest" gives each sample exactly once. It needs one saved number, the number of finished steps:
 #
 # ```
 # epoch, done = divmod(step, steps_an_epoch)
@@ -934,8 +937,9 @@ next(batches)
 print("trained on 4 samples; drawn from the sampler:", sampler.drawn)
 
 # %% [markdown]
-# No, it says 20: each worker fetched two batches ahead. So count the batches that your loop receives, as torchdata's
-# `StatefulDataLoader` does. If you can index the dataset, you can write such a loader yourself:
+# No: the sampler has already handed out 20 samples, because each worker fetched two batches ahead. So count the batches
+# that your loop receives, as torchdata's `StatefulDataLoader` does. If you can index the dataset, you can write such a
+# loader yourself:
 
 # %%
 # %%writefile stateful.py
@@ -1012,8 +1016,9 @@ for seeded in (False, True):
     print(f"a generator for each sample: {seeded!s:6} {same} of 3 batches agree")
 
 # %% [markdown]
-# Only with a generator for each sample. Here its seed is the sample's index; in a job, compute the seed from the job's
-# seed, the epoch and the index. Or use no workers: then augmentation draws from the rank's generators, which you save.
+# They agree only with a generator for each sample. Here its seed is the sample's index; in a job, compute the seed from
+# the job's seed, the epoch and the index. Or use no workers: then augmentation draws from the rank's generators, which
+# you save.
 #
 # ### Restore random states last
 #
@@ -1112,9 +1117,10 @@ for flag in ("find_unused_parameters=False", "find_unused_parameters=True"):
           f" by more than 1e-6: {int(((through - restarted).abs() > 1e-6).sum())}")
 
 # %% [markdown]
-# Not by default. After its first step, DDP sorts the gradients into new buckets (chapter 1), but a restarted process
-# has the initial buckets again. So elements change places, and with them the order in which the ranks' values are
-# added. On two ranks this doesn't matter: a + b = b + a.
+# Not by default: some weights have different bits. After its first step, DDP sorts the gradients into new buckets
+# (chapter 1), but a restarted process has the initial buckets again. So an element is at a different place in its
+# bucket, and the order in which gloo adds the ranks' values depends on this place. On two ranks this doesn't matter:
+# a + b = b + a.
 #
 # Equal bits matter when you *test* a resume: "nearly equal" can hide a forgotten scheduler. So test on two ranks, or
 # set `find_unused_parameters=True`, which keeps the initial buckets but costs one more all-reduce per step.
@@ -1146,9 +1152,9 @@ for world_size in (1, 2, 3, 4):
           f"elements off by more than 0.0001: {int(((gradient - alone).abs() > 1e-4).sum())}")
 
 # %% [markdown]
-# A different number of ranks adds in a different order, so compare loss curves instead of bits. Keep the *global*
-# batch: on fewer ranks, use more samples per rank or more accumulation. Dropout cannot continue exactly: samples move
-# to other ranks, which draw other masks.
+# With a different number of ranks, the values are added in a different order, so compare loss curves instead of bits.
+# Keep the *global* batch: on fewer ranks, use more samples per rank or more accumulation. Dropout cannot continue
+# exactly: samples move to other ranks, which draw other masks.
 #
 # *GPU.* Some kernels add in an order that varies from run to run. `torch.use_deterministic_algorithms(True)` makes them
 # raise an error or use a slower method.
@@ -1234,7 +1240,7 @@ while state["step"] < 8:
 os._exit(0)  # see chapter 2, the box on gloo's bugs
 
 # %% [markdown]
-# `./lockstep run` takes torchrun's options. Here is the job without a fault, then with rank 1 killed:
+# `./lockstep run` takes torchrun's options. First run the job without a fault, then with the fault that kills rank 1:
 
 # %%
 import contextlib, io, time
@@ -1262,7 +1268,7 @@ for name in ("undisturbed", "killed"):
 #
 # **Before you rely on torchrun's restarts, set `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`.** By default all attempts share
 # one store (chapter 2), so a rank may find a dead rank's address there, and the job ends with `Connection refused`
-# (PyTorch issue 135712). 8 of 18 restarts of this script failed in this way; with the variable, none of 16. (With
+# (PyTorch issue 135712). Of 18 restarts of this script, 8 failed in this way; of 16 with the variable, none did. (With
 # `--master-port`, the variable has no effect; use `--rdzv-backend=c10d`.)
 #
 # ### A hang is not a death
@@ -1347,7 +1353,7 @@ else:
 
 # %% [markdown]
 # Node 0's torchrun waited eight seconds for other nodes (`last_call_timeout`), and then started the script with
-# `WORLD_SIZE=1`. If node 0 is lost, the job ends, because that node holds the store (`--rdzv-endpoint`).
+# `WORLD_SIZE=1`. If node 0 is lost, the job ends, because the store (`--rdzv-endpoint`) is on node 0.
 #
 # ### What a restart asks of a script
 #
@@ -1396,7 +1402,7 @@ quiz("05_checkpointing/restart")
 #
 # Before a scheduler takes the nodes back, it sends a signal: SIGTERM by default, SIGUSR1 if you ask SLURM for it. A
 # handler may run between any two lines of Python, so let it only set a flag that the loop checks. But the signal may
-# reach the ranks at different moments, or just one rank:
+# reach the ranks at different moments, or reach only one of them:
 
 # %%
 # %%ranks 3 --expect hang
@@ -1445,8 +1451,9 @@ dist.barrier()
 print("saves after step", step)
 
 # %% [markdown]
-# With `ReduceOp.MAX`, one rank with the signal is enough. With NCCL, `stop` must be on the GPU, and `if stop` waits for
-# the GPU. If steps are short, run this all-reduce only after every tenth step, on all ranks.
+# With `ReduceOp.MAX`, all ranks stop as soon as the signal has reached one of them. With NCCL, `stop` must be on the
+# GPU, and `if stop` waits for the GPU. If steps are short, run this all-reduce only after every tenth step, on all
+# ranks.
 #
 # ### Under SLURM
 #
@@ -1501,7 +1508,7 @@ print("background:", trapped(f"{command} & {wait_until_it_ends}"))
 
 # %% [markdown]
 # bash runs a trap only after the foreground command has ended. But a signal ends `wait` at once. So the trap calls
-# `wait $step` again, or the job would be requeued before the ranks have saved. This is the training script:
+# `wait $step` again; otherwise, the job would be requeued before the ranks have saved. This is the training script:
 
 # %%
 # %%writefile preempted.py
@@ -1551,7 +1558,7 @@ else:
     print("the first job:", slurm.job(job).state, "- restarts:", slurm.job(job).restarts)
 
 # %% [markdown]
-# When the nodes are free, the job starts again:
+# When the urgent job has left the nodes, the first job starts again:
 
 # %% tags=["needs-slurm"]
 if missing:
@@ -1666,8 +1673,8 @@ else:
 #
 # Write down:
 #
-# - the seconds per save, which must be fewer than the timeout and the grace period;
-# - the bytes of the checkpoints that you keep, plus one being written, which must be fewer than the quota;
+# - how long a save takes, which must be less than the timeout and less than the grace period;
+# - the total size of the checkpoints that you keep and of the one being written, which must be less than the quota;
 # - the number of steps that a kill can cost.
 
 # %%

@@ -185,8 +185,8 @@ with torch.no_grad():
 print("after the broadcasts:", [p.tolist() for p in parameters], " states:", len(optimizer.state))
 
 # %% [markdown]
-# Each rank has updated its own parameter and keeps a state for that one only. Both ranks call both broadcasts: the
-# owner sends, the other receives.
+# Each rank has updated its own parameter and keeps a state for this parameter only. Both ranks call both broadcasts:
+# the owner sends, the other receives.
 #
 # The broadcasts come on top of DDP's all-reduce, which is itself a reduce-scatter, then an all-gather (chapter 1).
 # ZeRO's **stage 2** needs no broadcasts: it reduce-scatters the gradients to their owners and, after the update,
@@ -218,7 +218,8 @@ contract("shard_optimizer", "ShardedOptimizer")
 # Every rank calls every broadcast, in the order of the parameters.
 # </details>
 #
-# `./lockstep solution shard_optimizer` shows the solution. PyTorch's own is `ZeroRedundancyOptimizer`.
+# `./lockstep solution shard_optimizer` shows the solution. PyTorch's own sharded optimizer is
+# `ZeroRedundancyOptimizer`.
 #
 # ## Shard the parameters
 #
@@ -311,8 +312,8 @@ contract("sharded_linear", "ShardedLinear")
 #
 # ## Shard everything: FSDP2
 #
-# PyTorch's FSDP2 does this for any module, with one function: `fully_shard`. It divides each parameter by rows, and
-# the optimizer sees only this rank's rows.
+# PyTorch's FSDP2 shards the parameters of any module in this way, with one function: `fully_shard`. It divides each
+# parameter by rows, and the optimizer sees only this rank's rows.
 #
 # Each call of `fully_shard` forms one unit, whose parameters are gathered together. If you called it only once, on the
 # model, the whole model would be gathered at once. So call it on every layer first. The last call, on the model, then
@@ -380,8 +381,8 @@ for kind, nbytes in calls_of("FSDP2"):
 
 # %% [markdown]
 # The first five all-gathers belong to forward: the model's own parameters (embeddings and head), then four layers.
-# Backward gathers the layers again and starts a reduce-scatter as soon as a layer's gradients are ready. It always
-# gathers one layer ahead (**prefetching**), so two all-gathers come before the first reduce-scatter.
+# Backward gathers the layers again and starts a reduce-scatter as soon as a layer's gradients are ready. Backward
+# always gathers one layer ahead (**prefetching**), so two all-gathers come before the first reduce-scatter.
 #
 # The embeddings and head are gathered only once: `fully_shard` keeps the outermost unit gathered until backward, which
 # needs the head first.
@@ -424,9 +425,9 @@ quiz("06_beyond_ddp/reshard")
 # %% [markdown]
 # ## Count the traffic
 #
-# In an all-gather or reduce-scatter on N ranks, each sends (N−1)/N of the whole tensor. A broadcast costs the same,
-# averaged over the ranks; an all-reduce costs twice as much. **Predict** what each of four ranks sends for parameters
-# of size P:
+# In an all-gather or reduce-scatter on N ranks, each rank sends (N−1)/N of the whole tensor. A broadcast costs the
+# same, averaged over the ranks; an all-reduce costs twice as much. **Predict** what each of four ranks sends for
+# parameters of size P:
 #
 # - DDP: an all-reduce, 2·¾·P. ZeRO-1 adds broadcasts, ¾·P.
 # - FSDP2: two all-gathers and a reduce-scatter, 3·¾·P. If FSDP2 keeps the layers, one all-gather is enough.
@@ -516,7 +517,7 @@ for way, here, between in (("FSDP2", 4 * P / 4, 3 * P * 3 / 4), ("HSDP", 4 * P /
 # HSDP sends less than half as much between nodes, but a third more within a node, and needs twice the memory per
 # rank. So use it if one node has room for the model, gradients and optimizer state.
 #
-# With many nodes, HSDP saves less: a node sends almost 2P instead of almost 3P.
+# With many nodes, HSDP saves less: each node sends almost 2P under HSDP, and almost 3P under FSDP2.
 
 # %%
 quiz("06_beyond_ddp/hybrid")
@@ -525,8 +526,8 @@ quiz("06_beyond_ddp/hybrid")
 # ## Divide a layer's computation
 #
 # FSDP2 still gathers one whole layer at a time. If one layer or the activations of one sample don't fit, divide the
-# *computation*. In **tensor parallelism**, the ranks get the *same* inputs, and each has a part of the weights. It
-# divides two linear layers together, as a pair:
+# *computation*. In **tensor parallelism**, the ranks get the *same* inputs, and each has a part of the weights. Tensor
+# parallelism divides linear layers in pairs:
 #
 # - The first is split along its outputs (`ColwiseParallel`): each rank computes some of the hidden features and applies
 #   GELU to them.
@@ -569,12 +570,12 @@ for call in run.collectives[0]:
         print(f"{phase[-1]:9} {call.kind}  {call.nbytes} bytes, for 16 × 128 × 4 = {16 * 128 * 4}")
 
 # %% [markdown]
-# Forward's all-reduce sums the pair's *outputs*; backward's sums the gradient of its *inputs*. The weights are never
-# sent. Between the two layers, each rank holds only half of a token's 512 hidden features.
+# The all-reduce in forward sums the pair's *outputs*; the one in backward sums the gradient of the pair's *inputs*. The
+# weights are never sent. Between the two layers, each rank holds only half of a token's 512 hidden features.
 #
 # The next layer has to wait for forward's all-reduce. A transformer layer has two such pairs (attention and MLP), so
-# it needs four all-reduces per step. That is why tensor parallelism stays **within a node**, over NVLink. Across
-# nodes, combine it with FSDP2 on the mesh's other dimension:
+# it needs four all-reduces per step. Because the ranks wait so often, use tensor parallelism only **within a node**,
+# where GPUs are linked by NVLink. Across nodes, combine it with FSDP2 on the mesh's other dimension:
 
 # %%
 # %%ranks 4
@@ -607,9 +608,9 @@ quiz("06_beyond_ddp/tensor")
 # clips by the norm of its own rows** instead of all rows.
 #
 # Here rank 0 has three samples of value 1, and rank 1 has one sample of value 9. The weight has two rows, one on each
-# rank. A sample's loss is its first output plus twice its second. So the first row's gradient should be the samples'
-# mean, and the second row's gradient twice this mean. **Predict** both rows' gradients if each rank takes the mean of
-# its own losses:
+# rank. A sample's loss is its first output plus twice its second output. So the first row's gradient should be the
+# samples' mean, and the second row's gradient twice this mean. **Predict** both rows' gradients if each rank takes the
+# mean of its own losses:
 
 # %%
 # %%ranks 2
@@ -687,8 +688,8 @@ print("losses:", *before, " saved ", *[train(model, optimizer) for step in range
 # %% [markdown]
 # So far, every rank built the whole model. A model that doesn't fit has to be built on the **meta device**, which
 # knows shapes and holds no values. Shard it there; then `to_empty` allocates only this rank's rows, and the
-# checkpoint fills them. (Without a checkpoint, initialize the rows yourself.) Here two ranks load what four ranks
-# saved:
+# checkpoint fills them. (Without a checkpoint, initialize the rows yourself.) Here two ranks load the checkpoint of the
+# four ranks:
 
 # %%
 # %%ranks 2
@@ -710,8 +711,8 @@ weight = model.head.weight
 print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local().shape))
 
 # %% [markdown]
-# Two ranks continue with the losses of the four. The first loss shows that the weights were restored, the others that
-# AdamW's moments were.
+# The two ranks continue with the same losses as the four ranks. The first loss shows that the weights were restored;
+# the next two show that AdamW's moments were restored.
 #
 # Training doesn't have to wait for the disk: `async_save` copies each rank's slices to host memory and returns, and a
 # thread writes them while the next steps run.
@@ -783,8 +784,8 @@ for parameters in (125e6, 1.5e9, 13e9):
     print(f"{parameters / 1e9:6.3f} billion parameters:  " + "   ".join(row))
 
 # %% [markdown]
-# Add the activations, and for FSDP2 the gathered layers. A GPU of 80 GB holds the first two models in any of the three
-# ways, and the last one only with FSDP2. So use:
+# To these numbers, add the activations, and for FSDP2 the gathered layers. A GPU of 80 GB holds the first two models in
+# any of the three ways, and the last one only with FSDP2. So use:
 #
 # - **DDP** while it fits. It is simplest, and in float32 no way of sharding sends fewer bytes in total.
 # - **ZeRO-1** if only the optimizer's state is too large, and either you want to keep DDP or your optimizer looks at
@@ -814,13 +815,13 @@ quiz("06_beyond_ddp/which")
 # - Activations grow with the batch, and sharding does not divide them. Tensor parallelism divides them inside a pair
 #   of layers, at the cost of two all-reduces per pair and step.
 # - ZeRO-1: the owner updates a parameter and sends it to the others.
-# - FSDP gathers a layer when needed, frees it, and reduce-scatters its gradient.
+# - FSDP gathers a layer just before it computes, frees it afterwards, and reduce-scatters its gradient.
 # - An all-reduce is a reduce-scatter and an all-gather. ZeRO's stage 2 updates between the two, so it shards
 #   gradients and state without extra traffic.
 # - Keep a collective within a node if computing has to wait for it.
 #
 # In an interview, expect: "Your model needs 100 GB to train and your eight GPUs have 80 GB each. What do you do?" Ask
-# what fills the memory, and name the traffic that your choice costs.
+# what fills the memory. Then say how many bytes your choice sends, compared with DDP.
 #
 # ## What to read next
 #

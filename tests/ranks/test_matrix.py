@@ -255,6 +255,11 @@ def test_a_call_of_its_own_within_join_is_answered_by_nobody(size: int) -> None:
     said = rf"{others} called all_reduce #\d+, which rank 1, out of batches, cannot answer: rank 1 waits in join\(\)\."
     assert re.fullmatch(said, cause.headline), cause.headline
     assert cause.frame is not None and cause.frame.text == "dist.all_reduce(loss.detach())"
+    first = cause.rows[0]  # the line beside a call is where the rank waits for it
+    assert first.frame is not None and first.frame.text == "loss.backward()"
+    assert re.fullmatch(
+        r"backward \((all_reduce #\d+ of DDP's forward|DDP's gradient all-reduce #\d+)\)", first.what
+    ), first
 
 
 @pytest.mark.parametrize(("first", "second"), [

@@ -116,7 +116,8 @@ def said_of(operation: Collective, doing: str = "") -> str:
     if inside == "backward":
         return f"backward ({of_gradient(operation)})"
     if inside in IN_DDP:
-        return f"{IN_DDP[inside]} (its {operation.title})"
+        of_it = f"{operation.title} of {IN_DDP[inside]}"  # DDP's backward waits for what its forward has started
+        return f"backward ({of_it})" if doing == "backward" else f"{IN_DDP[inside]} (its {operation.title})"
     library, _, backward = inside.partition("'s ")
     if library in LIBRARIES.values():
         said = f"{library}'s {operation.title}"
