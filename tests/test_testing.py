@@ -98,9 +98,9 @@ def test_what_is_called(course: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "claims.toml is missing" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("memory", "quick", "whole"), [(64, 5, 7), (8, 5, 5), (4, 2, 2), (1, 2, 2)])
+@pytest.mark.parametrize(("memory", "most"), [(64, 5), (8, 5), (4, 2), (1, 2)])
 def test_more_processes_than_cores_as_far_as_the_memory_reaches(
-    memory: int, quick: int, whole: int, course: Path, monkeypatch: pytest.MonkeyPatch
+    memory: int, most: int, course: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(testing, "cores", lambda: 2)
     monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": memory << 18}.__getitem__)
@@ -109,7 +109,7 @@ def test_more_processes_than_cores_as_far_as_the_memory_reaches(
     monkeypatch.setattr(testing, "_call", lambda command, root, environment: called.append((command, environment)) or 0)
     testing.run_tests(course, [])
     testing.run_tests(course, ["--all"])
-    for (command, environment), processes in zip(called, (quick, whole, 2), strict=True):
+    for (command, environment), processes in zip(called, (most, most, 2), strict=True):
         assert f"--numprocesses={processes}" in command
         assert "PYTHONDONTWRITEBYTECODE" not in environment, "each process would compile all tests"
 

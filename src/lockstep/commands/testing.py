@@ -27,9 +27,8 @@ PYTEST = [sys.executable, "-m", "pytest", "-p", "lockstep.authoring"]
 PROMISES = ("tests/grading/test_bank.py", "tests/grading/test_hostile.py", "tests/ranks/test_honest")
 """How the names of tests begin that hold at any load: a grade, a verdict or an alarm is never chance."""
 WAITING = 3
-WAITING_ALL = 5
-"""How many processes more than there are cores: a grading computes for a third of its time, and waits otherwise. With
-`--all` most tests are gradings, and proofs of hangs.
+"""How many processes more than there are cores: a grading computes for a third of its time, and waits otherwise. More of
+them slow each other down: seven on two cores need 92 minutes of the processor for what one does in 70 (2026-11-28).
 """
 PROCESS_BYTES = 1500 << 20  # What a process holds with all that it has started
 DRAWN = """\
@@ -54,7 +53,7 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
         return 2
     minutes = "" if options else f", {'about 60' if everything else 'about 10'} minutes on two cores"
     print(f"The course's own tests{minutes}. Ctrl-C stops them.", flush=True)
-    spread = ["-q", f"--numprocesses={_processes(WAITING_ALL if everything else WAITING)}"]
+    spread = ["-q", f"--numprocesses={_processes()}"]
     # Tests bind sockets in their folders, and a socket's path has a limit of some hundred bytes: keep them short.
     with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as place:
         options = [f"--basetemp={place}/t", *([] if everything else ["--quick"]), *options]
@@ -74,10 +73,10 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
     return max(codes)
 
 
-def _processes(waiting: int) -> int:
+def _processes() -> int:
     """How many processes run tests: what fits into this machine's memory, and at least one for each core."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(cores(), min(cores() + waiting, memory // PROCESS_BYTES))
+    return max(cores(), min(cores() + WAITING, memory // PROCESS_BYTES))
 
 
 def _claims(root: Path) -> str:
