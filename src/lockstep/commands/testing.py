@@ -27,8 +27,8 @@ PYTEST = [sys.executable, "-m", "pytest", "-p", "lockstep.authoring"]
 PROMISES = ("tests/grading/test_bank.py", "tests/grading/test_hostile.py", "tests/ranks/test_honest")
 """How the names of tests begin that hold at any load: a grade, a verdict or an alarm is never chance."""
 WAITING = 3
-"""How many processes more than there are cores: a grading computes for a third of its time, and waits otherwise. More of
-them slow each other down: seven on two cores need 92 minutes of the processor for what one does in 70 (2026-11-28).
+"""How many processes more than there are cores: a grading computes for a third of its time, and waits otherwise. More
+of them slow each other down: seven on two cores need 92 minutes of the processor for what one does in 70 (2026-11-28).
 """
 PROCESS_BYTES = 1500 << 20  # What a process holds with all that it has started
 DRAWN = """\
