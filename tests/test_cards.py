@@ -208,6 +208,7 @@ def test_a_failure_comes_first_and_what_passed_is_folded(monkeypatch: pytest.Mon
     assert [one.get_text() for one in page.select("details li")] == ["adds", "keeps", "on a GPU"]
     cells = [[cell.get_text() for cell in row.select("td")] for row in page.select("tbody tr")]
     assert cells[:2] == [["0", "barrier", "add.py:3 reduce(<b>)"], ["1", "finished after barrier #1", ""]]
+    assert [cell.get_text() for cell in page.select("th")] == ["rank", "waits in, or ended", "at"]
     assert cells[2:] == [["2", HOSTILE, ""]]
     assert [row.get_text() for row in page.select("tr.ls-odd")] == ["0 barrier add.py:3 reduce(<b>)"]
     assert [cell.get_text() for cell in page.select("td.ls-in")][:1] == ["barrier"] and len(

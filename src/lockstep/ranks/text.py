@@ -130,7 +130,7 @@ def evidence(run: Run, read_on: ReadOn = NOWHERE, width: int = WIDTH, *, own: bo
 
 def code_around(cause: Cause) -> tuple[CodeLine, ...]:
     """The lines where the ranks of a hang stand, with the branch that parted them; none if they are in several files."""
-    standing = [row for row in cause.rows if not row.what.startswith("finished")]  # the frame of others is a last call
+    standing = [row for row in cause.rows if not _has_finished(row)]  # the frame of others is a last call
     frames = [(row, row.frame) for row in standing if row.frame is not None]
     if not frames or len({frame.file for _, frame in frames}) > 1:
         return ()
@@ -345,8 +345,13 @@ def table(rows: Sequence[Row], width: int | None = None) -> str:
 def heads(rows: Sequence[Row]) -> tuple[str, ...]:
     """What is above the cells of these rows."""
     if any(row.waits for row in rows):
-        return COLUMNS[0], "is in" if any(is_in_its_own_code(row) for row in rows) else COLUMNS[1], *COLUMNS[2:]
+        doing = "is in" if any(is_in_its_own_code(row) for row in rows) else COLUMNS[1]
+        return COLUMNS[0], f"{doing}, or ended" if any(map(_has_finished, rows)) else doing, *COLUMNS[2:]
     return COLUMNS[0], CALLED if all(row.called for row in rows) else ENDED, *COLUMNS[2:]
+
+
+def _has_finished(row: Row | Waiting) -> bool:
+    return row.what.startswith("finished")
 
 
 def is_in_its_own_code(row: Row) -> bool:
