@@ -356,8 +356,24 @@ SETS = {
     "of what the name stands for": "for name in set(stats):\n    value = stats[name]\n    dist.all_reduce(value)",
     "in a function": "def average(stats, frozen):\n    names = set(stats) - frozen\n    for name in names:\n"
     "        dist.all_reduce(stats[name])\naverage(stats, {'half'})",
+    "of an argument": "def average(names):\n    for name in names:\n        dist.all_reduce(stats[name])\naverage({'loss', 'count'})",
+    "the other way round": "for name in reversed(list(set(stats))):\n    dist.all_reduce(stats[name])",
+    "of a dictionary of a set": "for name in {one: 0 for one in set(stats)}:\n    dist.all_reduce(stats[name])",
+    "of what others lack": "names = set(stats).difference({'half'})\nfor name in names:\n    dist.all_reduce(stats[name])",
+    "of a list that is only read": "names = list(set(stats))\nprint(len(names))\nfor name in names:\n    dist.all_reduce(stats[name])",
 }  # fmt: skip
+IN_PLACE = "names = list(set(stats))\n{}\nfor name in names:\n    dist.all_reduce(stats[name])"
 ORDERED = {
+    "sorted in place": IN_PLACE.format("names.sort()"),
+    "sorted by its parts": IN_PLACE.format("names[:] = sorted(names)"),
+    "sorted under another name": IN_PLACE.format("others = names\nothers.sort()"),
+    "sorted elsewhere": IN_PLACE.format("def order(names):\n    names.sort()\norder(names)"),
+    "sorted in the function": "def average(names):\n    names.sort()\n    for name in names:\n        dist.all_reduce(stats[name])\n"
+    "average(list(set(stats)))",
+    "taken from rank 0": IN_PLACE.format("dist.broadcast_object_list(names, 0)"),
+    "given by keyword": IN_PLACE.format("dist.broadcast_object_list(object_list=names, src=0)"),
+    "another set": "class set(list): pass\nfor name in set(stats):\n    dist.all_reduce(stats[name])",
+    "another list": "list = sorted\nfor name in list(set(stats)):\n    dist.all_reduce(stats[name])",
     "sorted": "for name in sorted({'loss', 'count'}):\n    dist.all_reduce(stats[name])",
     "a dictionary": "for name in stats:\n    dist.all_reduce(stats[name])",
     "numbers": "for name in {0, 1}:\n    dist.all_reduce([loss, count][name])",

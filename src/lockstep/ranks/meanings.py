@@ -60,19 +60,52 @@ def goes_by(operand: ast.expr, loop: ast.For, turn: str) -> bool:
 
 
 def is_set(one: ast.expr, scope: Scope, deep: int = 0) -> bool:
-    """Whether this is a set, or a list of one in its order."""
+    """Whether this is a set, or has the order of one: a list made of it that nothing in the source may have sorted."""
     match one:
-        case ast.Set() | ast.SetComp() | ast.Call(func=ast.Name(id="set" | "frozenset")):
-            return True
-        case ast.Call(func=ast.Name(id="list" | "tuple"), args=[inner]):
+        case ast.Call(func=ast.Name(id="list" | "tuple" | "reversed" as name), args=[inner]):
+            return _is_builtin(name, scope) and is_set(inner, scope, deep)
+        case ast.DictComp(generators=[ast.comprehension(iter=inner)]):
             return is_set(inner, scope, deep)
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="dict"), attr="fromkeys"), args=[inner, *_]):
+            return is_set(inner, scope, deep)
+        case ast.Name(id=name) if deep < DEEPEST:
+            if given := scope.given(name):
+                home, values = scope.home, [given]
+            else:
+                home, found = next(_homes(name, scope), (scope.source.tree, []))
+                if len(found) < scope.source.stores(home)[name] or any(part.part for part in found):
+                    return False
+                values = [(part.value, scope) for part in found]
+            kept = all(_is_proper_set(value, inside, deep + 1) for value, inside in values) or _keeps_order(name, home)
+            return bool(values) and kept and all(is_set(value, inside, deep + 1) for value, inside in values)
+    return _is_proper_set(one, scope, deep)
+
+
+def _is_proper_set(one: ast.expr, scope: Scope, deep: int) -> bool:
+    match one:
+        case ast.Set() | ast.SetComp():
+            return True
+        case ast.Call(func=ast.Name(id="set" | "frozenset" as name)):
+            return _is_builtin(name, scope)
+        case ast.Call(
+            func=ast.Attribute(value=whole, attr="union" | "intersection" | "difference" | "symmetric_difference")
+        ):
+            return is_set(whole, scope, deep)
         case ast.BinOp(left=left, op=ast.Sub() | ast.BitAnd() | ast.BitOr() | ast.BitXor(), right=right):
             keys = isinstance(left, ast.Call) and isinstance(left.func, ast.Attribute) and left.func.attr == "keys"
             return keys or is_set(left, scope, deep) or is_set(right, scope, deep)
-        case ast.Name(id=name) if deep < DEEPEST and not scope.given(name):
-            found = scope.assigned(name)
-            return bool(found) and all(not one.part and is_set(one.value, scope, deep + 1) for one in found)
     return False
+
+
+def _keeps_order(name: str, home: Function | ast.Module) -> bool:
+    """Whether nothing in the source can change what this name has, under it or under another."""
+    for node in ast.walk(home):
+        match node:
+            case ast.Assign(value=ast.Name(id=one)) | ast.NamedExpr(value=ast.Name(id=one)) if one == name:
+                return False
+            case ast.keyword(value=ast.Name(id=one)) if one == name:
+                return False
+    return _is_only_read(name, home, ())
 
 
 def _same(one: ast.expr, scope: Scope) -> bool:
@@ -236,6 +269,16 @@ def _is_only_read(name: str, home: Function | ast.Module, called: Collection[str
             case ast.AugAssign(target=ast.Name(id=one)) if one == name:
                 return False
     return True
+
+
+def _is_builtin(name: str, scope: Scope) -> bool:
+    """Whether nothing in the file has this name."""
+    made = (
+        getattr(node, "asname", None) or node.name
+        for node in ast.walk(scope.source.tree)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.alias)
+    )
+    return not _is_bound(name, scope) and name not in made
 
 
 def _is_bound(name: str, scope: Scope) -> bool:
