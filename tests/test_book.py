@@ -349,8 +349,7 @@ def test_the_theme_is_chosen_and_kept(book: Path, browser: Any) -> None:
     context = browser.new_context(color_scheme="light")
     page = context.new_page()
     page.goto(f"file://{book}/01_internals.html")
-    for _ in range(2):
-        page.locator(".theme").click()
+    page.locator(".theme").click()  # the first press already shows the other theme
     theme = "document.documentElement.dataset.theme"
     open_until(page, f"file://{book}/02_setup.html", lambda: page.evaluate(theme) == "dark")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 20, 23)"
@@ -360,11 +359,38 @@ def test_the_theme_is_chosen_and_kept(book: Path, browser: Any) -> None:
     inside = page.frame_locator("iframe").locator("body")
     expect(inside).to_have_css("background-color", "rgb(17, 20, 23)")  # the diagram follows
     page.locator(".theme").click()
-    page.locator(".theme").click()
     expect(inside).to_have_css("background-color", "rgb(255, 255, 255)")
     page.emulate_media(color_scheme="dark")
     expect(inside).to_have_css("background-color", "rgb(255, 255, 255)")  # chosen, whatever the system prefers
     context.close()
+
+
+def test_unless_a_theme_is_chosen_page_and_diagram_follow_the_system(book: Path, browser: Any) -> None:
+    from playwright.sync_api import expect
+
+    context = browser.new_context(color_scheme="dark")
+    page = context.new_page()
+    page.goto(f"file://{book}/01_internals.html")
+    page.locator("iframe").scroll_into_view_if_needed()
+    inside = page.frame_locator("iframe").locator("body")
+    for scheme, ground in (("dark", "rgb(17, 20, 23)"), ("light", "rgb(255, 255, 255)"), ("dark", "rgb(17, 20, 23)")):
+        page.emulate_media(color_scheme=scheme)
+        for shown in (page.locator("body"), inside):
+            expect(shown).to_have_css("background-color", ground)
+    for pressed in ("light", "dark", "as the system", "light"):
+        page.locator(".theme").click()
+        assert page.locator(".theme").get_attribute("aria-label") == f"Theme: {pressed}. Change"
+    expect(inside).to_have_css("background-color", "rgb(255, 255, 255)")
+    context.close()
+
+
+def test_on_a_phone_the_marks_in_the_list_of_sections_are_explained(book: Path, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto(f"file://{book}/01_internals.html")
+    page.locator(".places summary").click()
+    legend = page.locator(".places .legend")
+    assert legend.is_visible() and " ".join(legend.inner_text().split()) == "✎ exercise ? question ✓ answered"
+    page.close()
 
 
 @pytest.mark.parametrize("width", [360, 390])

@@ -176,6 +176,21 @@ def test_the_box_marks_refreshes_and_keeps(course: Course) -> None:
         course_map("2")
 
 
+def test_its_marks_are_explained(course: Course) -> None:
+    told = shown(course_map()).replace("\xa0", " ").replace("&nbsp;", " ")
+    assert "✓ all questions answered and exercises passed · ◐ some · ○ none yet" in told
+
+
+def test_a_refresh_without_news_leaves_what_is_unfolded(course: Course) -> None:
+    box = course_map()
+    before = box._map.outputs
+    box._refresh.click()
+    assert box._map.outputs is before
+    answer(course, "01_internals/dp_or_ddp", "wrong")
+    box._refresh.click()
+    assert box._map.outputs is not before and "Continue" in shown(box)
+
+
 def test_one_chapter_is_unfolded(course: Course) -> None:
     answer(course, "01_internals/dp_or_ddp", "wrong")
     for box, title in ((course_map("02_setup"), course.chapters[1].title), (course_map(), course.chapters[0].title)):
@@ -426,7 +441,11 @@ def test_the_stored_map_is_that_of_the_moment_and_of_nobody_where_chapters_are_m
 ) -> None:
     answer(course, "02_setup/set_epoch", "right")
     box = course_map("02_setup")
-    assert "questions 1 of" in box.stored_html() and "Sharding" in box.stored_html()
-    monkeypatch.setenv("LOCKSTEP_SUBMISSION", str(course.solutions))
-    assert "questions 1 of" not in box.stored_html() and "Sharding" in box.stored_html()
+    for known in (True, False):
+        if not known:
+            monkeypatch.setenv("LOCKSTEP_SUBMISSION", str(course.solutions))
+        stored = box.stored_html()
+        assert "Sharding" in stored and stored.index("bring the map up to date") < stored.index("Sharding")
+        assert bool(re.search(r"questions 1 of|[✓◐○]|<progress|\d of \d|Begin|Continue", stored)) is known
+        assert bool(re.search(r"· 14 questions · 3 exercises<", stored)) is not known, "what it asks is always true"
     assert progress.load(course).quizzes, "nothing is forgotten"

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import re
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -470,6 +470,47 @@ def test_in_a_browser_nothing_runs_nothing_is_fetched_and_it_fits(
                 assert contrast(paper, ink) > 10 and (brightness(paper) > brightness(ink)) == (scheme == "light")
         browser.close()
     assert said == []
+
+
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="not run: no chromium here")
+def test_names_are_whole_marks_are_large_and_what_goes_on_says_so(tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="not run: no playwright here")
+    names = ("average_gradients", "ring_all_reduce", "launch_distributed", "find_divergence")
+    long = CheckResult("b", "test_b", CheckOutcome.NOT_RUN, reason="it needs two nodes with three GPUs each " * 4)
+    exercises = tuple(ExerciseResult(name, (PASSED, failed("boom"), long)) for name in names)
+    one = learner(report=Report(7, exercises))
+    graded = ClassResult(7, names, (one, replace(one, handed=replace(one.handed, id="bob", shown="Bob"))))
+    (tmp_path / "report.html").write_text(report_page(one), encoding="utf-8")
+    (tmp_path / "class.html").write_text(overview(graded), encoding="utf-8")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        lines = "(one) => new Set([...one.getClientRects()].map((box) => Math.round(box.top))).size"
+        advance = "(one) => { const range = document.createRange(); range.selectNodeContents(one);" \
+            " return range.getBoundingClientRect().width / one.textContent.length }"  # fmt: skip
+        page.goto(f"file://{tmp_path}/report.html")
+        for width in (1440, 700):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert [link.evaluate(lines) for link in page.locator(".points a").all()] == [1] * len(names)
+        own = page.locator(".marks .pass").first.bounding_box()["width"]
+        page.goto(f"file://{tmp_path}/class.html")
+        assert page.locator(".matrix .pass").first.evaluate(advance) == pytest.approx(own, rel=0.15)
+        page.set_viewport_size({"width": 390, "height": 844})
+        scrolled = page.locator(".scroll").first
+        assert scrolled.evaluate("(one) => one.scrollWidth > one.clientWidth")
+        assert "local" in scrolled.evaluate("(one) => getComputedStyle(one).backgroundAttachment")
+        assert page.get_by_text("most often failed").count() == 1
+        browser.close()
+
+
+def test_the_head_says_of_which_course_and_when_it_was_handed_in() -> None:
+    course = "Lockstep: distributed training with PyTorch DDP"
+    assert f">{course} · report · handed in 2026-11-20<" in report_page(learner())
+    assert f">{course} · report<" in report_page(learner(when=None)), "no date is made up"
+    days = [learner(id=f"id-{n}", when=when) for n, when in enumerate((WEEK, None, WEEK - timedelta(days=2)))]
+    for people, said in ((days, "2026-11-18 to 2026-11-20"), (days[:2], "2026-11-20")):
+        page = overview(ClassResult(7, ("train_ddp",), tuple(people)))
+        assert f">{course} · class report · handed in {said}<" in page
 
 
 def brightness(color: str) -> float:

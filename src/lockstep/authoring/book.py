@@ -205,7 +205,8 @@ def _body(course: Course, name: str, questions: dict[str, Question]) -> Beautifu
         frame.decompose()
     for frame in soup.find_all("iframe", class_="lockstep-light"):  # here a frame follows the page's theme
         frame["class"] = ["lockstep-picture"]  # type: ignore[assignment]
-        frame["srcdoc"] = str(frame["srcdoc"]).replace("data-theme=light", "data-theme=auto")
+        # Once: the frame's own style sheet speaks of `data-theme=light`, too.
+        frame["srcdoc"] = str(frame["srcdoc"]).replace("data-theme=light", "data-theme=auto", 1)
     return soup
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import os
 from dataclasses import dataclass
+from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ STYLE = """<style>
 .ls-map small { color: var(--ls-soft); margin-left: 8px } .ls-map summary small { margin: 0 }
 .ls-map ol ol li { padding-left: 1.4em; text-indent: -1.4em } .ls-map ol ol li > * { text-indent: 0 }
 .ls-map .ls-state { display: inline-block; width: 1.4em }
+.ls-map .ls-title + small { grid-column: 4 / -1 }
+@container (max-width: 700px) { .ls-map .ls-title + small { grid-column: 3 / -1 } }
 </style>"""
 BESIDE = """<script>
 window.lockstepBeside ??= (addEventListener("click", async (event) => {
@@ -93,9 +96,32 @@ We go there again until its heading has been in the upper third for 2 s, for a m
 learner. Its cell is then the selected one, which Shift+Enter runs.
 """
 
+RETURN = """<script>
+window.lockstepReturn ??= (() => {
+  const shell = window.jupyterapp?.shell;
+  const refresh = () => {
+    for (const one of shell?.currentWidget?.node.querySelectorAll("button.lockstep-refresh") ?? []) one.click();
+  };
+  shell?.currentChanged?.connect(refresh);
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh() });
+  return true;
+})();
+</script>"""
+"""A map that is alive is up to date when its tab is chosen again, or the browser's."""
+
+LEGEND = f"✓ all questions answered and exercises passed{DOT}◐&nbsp;some{DOT}○&nbsp;none&nbsp;yet"
+REMARK = '<p class="ls-soft">Run this cell to bring the map up to date.</p>'
+
 
 ALONE = "<style>.jp-Cell:has(.ls-alone) .jp-Cell-inputWrapper { display: none }</style><div class=ls-alone></div>"
 """On the start page a newcomer sees the map, not the code that draws it."""
+
+
+class Record(Enum):
+    """Whether it is known what the learner has done."""
+
+    KNOWN = "known"
+    UNKNOWN = "unknown"
 
 
 class CourseMap(Stored):
@@ -104,9 +130,11 @@ class CourseMap(Stored):
     def __init__(self, chapter: str = "") -> None:
         self.course = courses.find()
         self.chapter = chapter
+        self.html = ""
         self.key = f"map-{chapter}"  # the start page's map, alive in its own tab, hides no chapter's stored one
         self._map = Output()  # JupyterLab opens the links of an output in itself, and those of an HTML widget elsewhere
         self._refresh = Button(description="Refresh", tooltip="Show what has been done since")
+        self._refresh.add_class("lockstep-refresh")
         self._complete = Checkbox(
             description="Mark this chapter as complete", indent=False, layout=Layout(width="auto")
         )
@@ -119,12 +147,10 @@ class CourseMap(Stored):
         return f"CourseMap({self.chapter})"
 
     def stored_html(self) -> str:
-        """The map of now; in the chapters as they are handed out, the map before anything is done."""
-        known = progress.Progress() if is_handed_out() else None
-        return (
-            self._drawn(standing(self.course, known))
-            + '<p class="ls-soft">Run this cell to bring the map up to date.</p>'
-        )
+        """The map of now; in the chapters as they are handed out, a map that claims nothing of what is done."""
+        if is_handed_out():
+            return REMARK + self._drawn(standing(self.course, progress.Progress()), Record.UNKNOWN)
+        return REMARK + self._drawn(standing(self.course))
 
     def stored_markdown(self) -> str:
         chapters = "\n".join(f"{number}. {one.title}" for number, one in enumerate(self.course.chapters, 1))
@@ -134,13 +160,16 @@ class CourseMap(Stored):
     def show(self, *_: Any) -> None:
         now = standing(self.course)
         self._complete.value = any(one.complete for one in now.chapters if one.outline.name == self.chapter)
-        self.html = self._drawn(now)
-        shown = {"text/html": said(self.html), "text/plain": repr(self)}
+        drawn = self._drawn(now)
+        if drawn == self.html:
+            return  # what the reader has unfolded stays so
+        self.html = drawn
+        shown = {"text/html": said(self.html + RETURN), "text/plain": repr(self)}
         self._map.outputs = ({"output_type": "display_data", "data": shown, "metadata": {}},)
         self.update_stored()
 
-    def _drawn(self, now: CourseStanding) -> str:
-        drawn = as_html(self.course, now, self.chapter)
+    def _drawn(self, now: CourseStanding, record: Record = Record.KNOWN) -> str:
+        drawn = as_html(self.course, now, self.chapter, record=record)
         return drawn if self.chapter else ALONE + drawn
 
     def _on_complete(self, change: Any) -> None:
@@ -156,15 +185,22 @@ def course_map(chapter: str = "") -> CourseMap:
     return CourseMap(chapter)
 
 
-def as_html(course: Course, now: CourseStanding, chapter: str = "", folder: Path | None = None) -> str:
+def as_html(
+    course: Course,
+    now: CourseStanding,
+    chapter: str = "",
+    folder: Path | None = None,
+    record: Record = Record.KNOWN,
+) -> str:
     """Where to go on, and the chapters with what is done in each; links as seen from `folder`, or the current one.
 
     At the end of a `chapter` a section of it that is open comes first, then the next chapter. Unfolded is that chapter,
-    else the one where the learner is, at first chapter 1.
+    else the one where the learner is, at first chapter 1. Where nothing is known, it has only what the chapters ask.
     """
     seen = Seen(course, folder or Path.cwd())
     links = seen.after(chapter)
-    if now.upcoming is not None and (now.here or not chapter):
+    known = record is Record.KNOWN
+    if known and now.upcoming is not None and (now.here or not chapter):
         outline, section = now.upcoming
         continued = f"Continue: chapter {outline.number}, “{section.plain}”", seen.section(outline, section)
         begun = f"Begin: chapter {outline.number}, “{outline.title}”", seen.path(outline.file)
@@ -173,8 +209,9 @@ def as_html(course: Course, now: CourseStanding, chapter: str = "", folder: Path
     onward = "".join(f'<a href="{html.escape(path)}">{html.escape(words)}</a>' for words, path in links)
     onward = f"<p>{onward}</p>" if onward else ""
     unfolded = chapter or (now.here[0] if now.here else course.chapters[0].name)
-    chapters = "".join(_chapter(seen, one, now, one.outline.name == unfolded) for one in now.chapters)
-    return f'{STYLE}<div class="ls-map">{onward}<ol>{chapters}</ol></div>{BESIDE}'
+    chapters = "".join(_chapter(seen, one, now, one.outline.name == unfolded, record) for one in now.chapters)
+    legend = f'<p class="ls-soft">{LEGEND}</p>' if known else ""
+    return f'{STYLE}<div class="ls-map">{onward}<ol>{chapters}</ol></div>{legend}{BESIDE}'
 
 
 @dataclass(frozen=True)
@@ -200,32 +237,36 @@ class Seen:
         ]
 
 
-def _chapter(seen: Seen, one: ChapterStanding, now: CourseStanding, unfolded: bool) -> str:
+def _chapter(seen: Seen, one: ChapterStanding, now: CourseStanding, unfolded: bool, record: Record) -> str:
     kind = "ls-number ls-complete" if one.complete else "ls-number"
     done, of = one.answered + one.passed, one.questions + one.exercises
     counts = f"questions {one.answered} of {one.questions} · exercises {one.passed} of {one.exercises}"
+    bar = f'<progress value="{done}" max="{max(of, 1)}" aria-label="done in this chapter: {done} of {of}"></progress>'
+    if record is Record.UNKNOWN:
+        counts, bar = f"{one.questions} questions · {one.exercises} exercises", ""
     counts = f"about {html.escape(one.outline.minutes)} · {counts}" if one.outline.minutes else counts
     complete = " · complete" if one.complete else ""
     here = now.here is not None and now.here[0] == one.outline.name
     sections = "".join(
-        _section(seen, one.outline, part, now.here == (one.outline.name, part.section.title)) for part in one.sections
+        _section(seen, one.outline, part, now.here == (one.outline.name, part.section.title), record)
+        for part in one.sections
     )
     return (
         f'<li><details{" open" if unfolded else ""}><summary><span class="{kind}">{one.outline.number}</span>'
         f'<span class="ls-title">{html.escape(one.outline.title)}</span>'
-        f'<progress value="{done}" max="{max(of, 1)}" aria-label="done in this chapter: {done} of {of}"></progress>'
-        f"<small>{counts}{complete}{' · you are here' if here and not unfolded else ''}</small></summary>"
+        f"{bar}<small>{counts}{complete}{' · you are here' if here and not unfolded else ''}</small></summary>"
         f"<ol>{sections}</ol></details></li>"
     )
 
 
-def _section(seen: Seen, chapter: Outline, part: Standing, here: bool) -> str:
+def _section(seen: Seen, chapter: Outline, part: Standing, here: bool, record: Record) -> str:
+    known = record is Record.KNOWN
     glyph, told = ("✓", "done") if part.is_done else ("◐", "partly done") if part.done else ("○", "not done yet")
-    state = f' role="img" aria-label="{told}" title="{told}">{glyph}' if part.of else ">"
+    state = f' role="img" aria-label="{told}" title="{told}">{glyph}' if part.of and known else ">"
     title = f'<a href="{html.escape(seen.section(chapter, part.section))}">{html.escape(part.section.plain)}</a>'
     notes = [html.escape(part.section.effort.lower())] if part.section.effort else []
     what = "questions and exercises done" if part.section.exercises else "questions answered"
-    notes += [f"{part.done} of {part.of} {what}"] if part.of > 1 else []
+    notes += [f"{part.done} of {part.of} {what}"] if part.of > 1 and known else []
     if len(part.section.exercises) <= FEW:
         files = (seen.course.exercises / f"{name}.py" for name in part.section.exercises)
         notes += [f'<a href="{html.escape(seen.path(file))}">{file.name}</a>' for file in files if file.is_file()]

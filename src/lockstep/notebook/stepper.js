@@ -39,12 +39,19 @@ td.sent { border: 0; background: none; color: var(--quiet); white-space: nowrap;
 .ghost.flies { border-color: var(--mark); box-shadow: 0 2px 8px rgb(0 0 0 / .35) }
 svg { position: absolute; left: 0; top: 0; pointer-events: none; overflow: visible }
 path { stroke: var(--mark); stroke-width: 2; fill: none } marker path { fill: var(--mark); stroke: none }
-.asks { gap: 4px 8px; border-left: 3px solid var(--mark); padding-left: 10px } .asks p { flex-basis: 100% } .asks[hidden] { display: none }
-.asks { --verdict: var(--mark) } .asks.right { --verdict: var(--right) } .asks.wrong { --verdict: var(--wrong) }
-.asks button { min-height: 30px; padding: 0 10px } .asks button[aria-pressed=true] { background: var(--verdict); color: var(--bg) }
-.asks .verdict { min-height: 1.4em; margin: 0; font-weight: 600 } .right .verdict, .wrong .verdict { color: var(--verdict) }
-.asks .rule { margin: 0; color: var(--quiet) }
-@media (max-width: 480px) { .asks .verdict { min-height: 2.8em } }
+#stepper { display: flex; flex-direction: column } #stepper > * { min-width: 0 }
+.asks { gap: 4px 8px; margin: 0 } .asks p { flex-basis: 100% } .asks[hidden], .asks[hidden] + .told { display: none }
+.asks, .told { border-left: 3px solid var(--mark); padding-left: 10px } .told { margin-bottom: 8px; padding-top: 4px }
+.asks.right, .right + .told { --verdict: var(--right) } .asks.wrong, .wrong + .told { --verdict: var(--wrong) }
+.asks button { min-height: 30px; padding: 0 10px } .asks button[aria-pressed=true] { background: var(--verdict, var(--mark)); color: var(--bg) }
+.verdict { min-height: 1.4em; margin: 0; font-weight: 600; color: var(--verdict, inherit) }
+.rule { margin: 4px 0 0; color: var(--quiet) }
+/* Where there is room, the answer's place is kept below its question; on a phone the answer comes below the picture. */
+.unseen .rule { visibility: hidden }
+@media (max-width: 480px) {
+  .asks { margin-bottom: 8px } .told { order: 1 } .told.unseen { display: none } .key, .cost { order: 2 }
+}
+@media (pointer: coarse) { .key .keys { display: none } }
 .key .own { background: var(--own) } .key i { display: inline-block; width: 14px; height: 14px; border-radius: 3px; vertical-align: -2px; margin-right: 4px }
 .key .fresh { border: 2px solid var(--mark) } .key .guess { border: 2px dashed var(--mark) }
 .key { color: var(--quiet); font-size: 13px } .key span { display: inline-block; margin-right: 12px; white-space: nowrap } .key [hidden] { display: none }
@@ -121,19 +128,20 @@ function mount(root, data) {
   const slider = element("input", { type: "range", min: 0, ariaLabel: "step", oninput: by(() => Number(slider.value)) });
   const table = element("table");
   const field = element("div", { className: "field" }, table);
-  const said = element("p"), cost = element("p");
+  const said = element("p"), cost = element("p", { className: "cost" });
   said.setAttribute("role", "status");
   const asks = element("div", { className: "row asks", role: "group" });
   const verdict = element("p", { className: "verdict", ariaLive: "polite" });
   const rule = element("p", { className: "rule" });
+  const told = element("div", { className: "told" }, verdict, rule);
   const key = element("p", { className: "key" });
   for (const [name, text] of [["own", "the rank's own numbers"], ["part", "a sum over some ranks"],
     ["full", "the sum over all ranks"], ["fresh", "just arrived"], ["guess", "your choice"]]) {
     key.append(element("span", {}, element("i", { className: name }), text));
   }
-  key.append(element("span", { textContent: "Keys: ← → Home End" }));
+  key.append(element("span", { className: "keys", textContent: "Keys: ← → Home End" }));
   root.append(element("style", { textContent: STYLE }),
-    element("div", { className: "row" }, ranksLabel, lengthLabel, wayLabel), asks,
+    element("div", { className: "row" }, ranksLabel, lengthLabel, wayLabel), asks, told,
     element("div", { className: "row" }, player, first, back, next, last, slider), said, field, key, cost);
   root.tabIndex = 0;
   root.setAttribute("role", "group");
@@ -231,7 +239,7 @@ function mount(root, data) {
     asks.classList.toggle("wrong", wrong);
     const head = right ? "✓ Right: chunk" : wrong ? `✗ Not on rank ${now.guess}: chunk` : "Chunk";
     const text = now.seen ? `${head} ${ASKED} was complete first on rank ${end.rank}, after step ${end.step}.` : "";
-    rule.style.visibility = now.seen ? "" : "hidden";  // its place is kept
+    told.classList.toggle("unseen", !now.seen);
     if (verdict.textContent !== text) verdict.textContent = text;  // a screen reader says each change
   }
 
@@ -242,7 +250,7 @@ function mount(root, data) {
     asks.ariaLabel = `Where does chunk ${ASKED} end?`;
     asks.replaceChildren(element("p", {}, element("b", { textContent: `Where does chunk ${ASKED} end? ` }),
       "On which rank will its sum be complete first? Choose, then press Play."),
-      ...Array.from({ length: now.ranks }, (_, rank) => button(`rank ${rank}`, `rank ${rank}`, guess(rank))), verdict, rule);
+      ...Array.from({ length: now.ranks }, (_, rank) => button(`rank ${rank}`, `rank ${rank}`, guess(rank))));
     const start = ASKED % now.ranks;
     rule.textContent = `The rule: chunk ${ASKED} starts on rank ${start} and moves to the next rank in each step. Each rank adds its own `
       + `numbers, so after ${now.ranks - 1} step${now.ranks > 2 ? "s" : ""} the chunk holds all ${now.ranks} ranks' numbers.`;

@@ -14,16 +14,14 @@ const kept = {
 const themes = ["auto", "light", "dark"];
 const button = document.querySelector(".theme");
 const texts = [...document.querySelectorAll("iframe[srcdoc]")].map((frame) => frame.srcdoc);
+const night = matchMedia("(prefers-color-scheme: dark)");
+const system = () => night.matches ? "dark" : "light";
 function paint(theme) {
   document.documentElement.dataset.theme = theme;
-  // A sandboxed frame sees only the system's theme.
-  const inside = {
-    auto: (text) => text,
-    light: (text) => text.replaceAll("(prefers-color-scheme: dark)", "not all"),
-    dark: (text) => text.replace("data-theme=auto", "data-theme=dark"),
-  }[theme];
+  // A sandboxed frame cannot see the page's theme: it is told which one to show.
+  const shown = theme === "auto" ? system() : theme;
   document.querySelectorAll("iframe[srcdoc]").forEach((frame, number) => {
-    const text = inside(texts[number]);
+    const text = texts[number].replace("data-theme=auto", `data-theme=${shown}`);
     if (frame.srcdoc === text) return;
     const fresh = frame.cloneNode();  // a lazy frame that has not been loaded yet would load its old text
     fresh.srcdoc = text;
@@ -33,11 +31,14 @@ function paint(theme) {
   button.setAttribute("aria-label", `Theme: ${theme === "auto" ? "as the system" : theme}. Change`);
 }
 button.addEventListener("click", () => {
-  const next = themes[(themes.indexOf(document.documentElement.dataset.theme) + 1) % themes.length];
+  // The first press shows the other theme, the second the system's, the third follows the system again.
+  const order = system() === "dark" ? ["auto", "light", "dark"] : ["auto", "dark", "light"];
+  const next = order[(order.indexOf(document.documentElement.dataset.theme) + 1) % order.length];
   try { localStorage.setItem("lockstep-theme", next) } catch { }
   paint(next);
 });
 paint(themes.includes(document.documentElement.dataset.theme) ? document.documentElement.dataset.theme : "auto");
+night.addEventListener("change", () => paint(document.documentElement.dataset.theme));
 
 // Search -------------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from ..policy import Grade, Grades, on, points_of
 from ..similar import Pair, groups
 from ..text import MARKS
 from ..verdict import CheckOutcome
-from .html_report import KINDS, handed_in, isolation_said, reasons
+from .html_report import KINDS, day, handed_in, isolation_said, reasons
 from .items import Item, items
 from .markdown import rendered
 from .pages import MOST_NAME, cut, plural, render
@@ -60,6 +60,7 @@ def class_page(
     return render(
         "class.html",
         headline=f"{plural(len(learners), 'learner')}, {plural(len(graded.exercises), 'exercise')}",
+        handed_in=_days(graded),
         summary=_summary(counted),
         tiles=_tiles(graded, given, shares),
         remarks=grades.remarks,
@@ -111,6 +112,12 @@ def _summary(counted: Counter[GradingOutcome]) -> str:
     parts += [f"{nothing} with nothing to grade"] if nothing else []
     parts += [plural(faults, "fault") + " of the grader"] if faults else []
     return " · ".join(parts)
+
+
+def _days(graded: ClassResult) -> str:
+    """The days on which the class handed in, from the first to the last that is known."""
+    days = sorted(filter(None, map(day, graded.learners)))
+    return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
 
 
 def _tiles(graded: ClassResult, given: Mapping[str, tuple[Any, Any]], shares: list[Fraction]) -> list[dict[str, str]]:

@@ -53,6 +53,7 @@ def html_report(learner: Learner, grade: Grade, linked: Callable[[str], str] = s
         refused=reasons(learner),
         notes=learner.handed.notes,
         handed_in=handed_in(learner),
+        day=day(learner),
         seed=learner.seed,
         repeat=f"./lockstep check {' '.join(graded)} --seed {learner.seed}" if graded and not fault else "",
         isolation="" if nothing else isolation_said(learner.isolation),
@@ -170,6 +171,12 @@ def handed_in(learner: Learner) -> str:
     when = learner.handed.handed_in
     shown = f"{when:%Y-%m-%d %H:%M} {when.tzname() or ''}".strip() if when else ""
     return " · ".join(part for part in (shown, "marked as late" if learner.handed.marked_late else "") if part)
+
+
+def day(learner: Learner) -> str:
+    """The day on which it was handed in, "" if that is not known. When it was graded is not in a result."""
+    when = learner.handed.handed_in
+    return f"{when:%Y-%m-%d}" if when else ""
 
 
 def reasons(learner: Learner) -> list[str]:

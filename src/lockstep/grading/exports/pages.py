@@ -22,6 +22,7 @@ from ..text import visible
 
 MOST_CHARACTERS = 16_000  # of one text
 MOST_NAME = 200  # of a name
+COURSE = "Lockstep: distributed training with PyTorch DDP"
 
 
 def render(template: str, **values: Any) -> str:
@@ -29,7 +30,7 @@ def render(template: str, **values: Any) -> str:
     style = _style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     csp = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    return _environment().get_template(template).render(style=Markup(style), csp=csp, **values) + "\n"
+    return _environment().get_template(template).render(style=Markup(style), csp=csp, course=COURSE, **values) + "\n"
 
 
 def cut(text: str, most: int = MOST_CHARACTERS) -> str:
