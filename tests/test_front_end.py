@@ -385,6 +385,22 @@ def test_a_hang_explains_itself(bench: Any) -> None:
 
 
 @pytest.mark.slow
+def test_what_a_cell_prints_stays_in_view_after_shift_enter(bench: Any) -> None:
+    """JupyterLab selects the next cell. A browser that kept that in its place would push the output out of sight."""
+    filler = ["\n".join(f"# {number}.{line}" for line in range(12)) for number in range(8)]
+    notebook = bench(*filler[:4], HANG, *filler[4:])
+    cell = notebook.cell("%%ranks 4")
+    notebook.run(notebook.cell("# 0.0"))
+    cell.evaluate("cell => { const panel = cell.closest('.jp-WindowedPanel-outer');"
+                  " panel.scrollTop += cell.getBoundingClientRect().top - panel.getBoundingClientRect().top - 250 }")  # fmt: skip
+    before = cell.bounding_box()["y"]
+    notebook.run(cell)
+    assert cell.bounding_box()["y"] == pytest.approx(before, abs=2)
+    headline = cell.get_by_text(re.compile(r"rank 2 never joined")).first.bounding_box()["y"]
+    assert 0 < headline < notebook.page.viewport_size["height"]
+
+
+@pytest.mark.slow
 def test_code_in_a_choice_is_shown_as_code(bench: Any) -> None:
     key = "01_internals/collectives"
     notebook = bench(f'from lockstep.notebook.quiz import quiz\nquiz("{key}")')

@@ -15,7 +15,7 @@ PARAMETERS = [
     "decoder.weight", "module.weight",
 ]  # fmt: skip
 BUFFERS = [
-    "ids", "mask", "odd", "zeros", "precise", "plane", "norm.running_mean", "norm.running_var",
+    "ids", "places", "mask", "odd", "zeros", "precise", "plane", "norm.running_mean", "norm.running_var",
     "norm.num_batches_tracked",
 ]  # fmt: skip
 FOREIGN = "param_groups[0].params[9]"  # of the optimizer, and not of the model

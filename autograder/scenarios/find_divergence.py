@@ -19,8 +19,8 @@ from lockstep.grading.on_rank import join, mark, observe, rank
 class Zoo(nn.Module):
     """One of everything that breaks a comparison.
 
-    Half precision, no dimension, no element, a frozen and an unused parameter, tied weights; buffers of integers that
-    no float can hold, of bools, with NaN and infinity, one of zeros, and (`build`) one of complex numbers.
+    Half precision, no dimension, no element, a frozen and an unused parameter, tied weights; buffers of integers, small
+    ones and such that no float can hold, of bools, with NaN and infinity, one of zeros, and (`build`) one of complex numbers.
     """
 
     def __init__(self) -> None:
@@ -36,6 +36,7 @@ class Zoo(nn.Module):
         self.tied = nn.Linear(3, 4, bias=False)
         self.tied.weight = self.decoder.weight
         self.register_buffer("ids", torch.arange(5) + (1 << 60))
+        self.register_buffer("places", torch.arange(5))
         self.register_buffer("mask", torch.tensor([True, False, True]))
         self.register_buffer("odd", torch.tensor([float("nan"), float("inf"), 1.0]))
         self.register_buffer("zeros", torch.zeros(4))

@@ -63,16 +63,16 @@ def general(submission: Submission, run: ranks.Run) -> Finding:
 
 
 def evidence(run: ranks.Run, of: Iterable[int] | None = None) -> text.Evidence:
-    """The ranks' table or traceback, and what is known of this run alone; the rules are in the diagnosis's `why`. Each
-    note is a line: who shows it breaks it. Marked in the table are the ranks `of` which a check knows that they are at
-    fault, or those of the run's cause.
+    """The ranks' table or traceback, and what is known of this run alone; the rules are in the diagnosis's `why`.
+
+    Each note is a line: who shows it breaks it. Marked, in table and code, are the ranks `of` which a check knows that
+    they are at fault, or those of the run's cause.
     """
-    found = text.evidence(run, width=sys.maxsize, own=True)
-    if of is None:
-        return found
-    at_fault = set(map(str, of))
-    rows = (replace(row, differs=not at_fault.isdisjoint(re.findall(r"\d+", row.ranks))) for row in found.rows)
-    return replace(found, rows=tuple(rows))
+    if of is not None and run.cause is not None:
+        at_fault = set(of)
+        rows = tuple(replace(row, differs=row.rank in at_fault) for row in run.cause.rows)
+        run = replace(run, cause=replace(run.cause, rows=rows))
+    return text.evidence(run, width=sys.maxsize, own=True)
 
 
 def ending(cause: ranks.Cause) -> str:
