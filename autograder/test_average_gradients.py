@@ -26,6 +26,7 @@ SHAPES = {
 TRAINED = [name for name in SHAPES if name != "frozen"]
 COMMON = ["encoder.weight", "scale"]  # what every rank has a gradient for when the branches are not all taken
 ZERO_TOGETHER = (3.0, 1.0, -4.0)  # gradients whose mean is exactly 0: that is not the same as none
+ONE_SIDED = "The check's model has two branches, and only rank 1 has gradients for the left one"
 LEFT, RIGHT = ["left.weight", "left.bias", "left.spare"], ["right.weight", "right.bias", "right.spare"]
 
 FUNCTION = r"def average_gradients"
@@ -90,7 +91,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     if not uneven:
         had = "All ranks had a gradient for every parameter, but their collectives don't match"
     elif all(held):
-        had = "Only rank 1 had gradients for the left branch, and the ranks stopped calling the same collectives"
+        had = f"{ONE_SIDED}, and the ranks stopped calling the same collectives"
     elif any(call.nbytes == 24 and "float64" in str(call.dtype) for call in run.collectives[1]):  # right.bias
         uneven = False
         had = "Rank 0 had a gradient for encoder.weight alone, which is float32, rank 1 had none, and the ranks started with parameters of different dtypes"
@@ -298,7 +299,7 @@ def test_missing_on_some(grader: Grader) -> None:
     if met:
         grader.fail(
             "skips-missing-gradients",
-            f"Only rank 1 had gradients for the left branch, and {say_mismatch(met)}.",
+            f"{ONE_SIDED}, and {say_mismatch(met)}.",
             of=met,
             at=MISSING,
         )

@@ -235,13 +235,13 @@ def look_at_output(grader: Grader, run: Run) -> None:
 def test_own_gpus(grader: Grader) -> None:
     """with a GPU for every rank: nccl, and the device of the local rank, chosen before the group is made"""
     run = play(grader, "with_devices", 4, nodes=2, devices=3)  # more GPUs than ranks: rank % GPUs is no local rank
-    look_at_backend(grader, run, "nccl", "3 GPUs for 2 ranks on a node")
+    look_at_backend(grader, run, "nccl", "With 3 GPUs for the 2 ranks of each node")
     look_at_device(grader, run)
     run = play(grader, "with_devices", 2, devices=2, under="spawn")  # LOCAL_RANK is not set
-    look_at_backend(grader, run, "nccl", "2 GPUs for 2 ranks")
+    look_at_backend(grader, run, "nccl", "With 2 GPUs for 2 ranks")
     look_at_device(grader, run)
     if all(run.observed("given alone")):  # where it raised, `test_alone` says so
-        look_at_backend(grader, run, "nccl", "a GPU for the only rank", "given alone")
+        look_at_backend(grader, run, "nccl", "With a GPU for the only rank", "given alone")
     look_at_output(grader, run)
 
 
@@ -249,11 +249,11 @@ def test_own_gpus(grader: Grader) -> None:
 def test_shared_gpu(grader: Grader) -> None:
     """with fewer GPUs than ranks, or none: gloo"""
     run = play(grader, "with_devices", 6, nodes=2, devices=2)  # rank 3 is local rank 0
-    look_at_backend(grader, run, "gloo", "2 GPUs for 3 ranks on a node")
+    look_at_backend(grader, run, "gloo", "With 2 GPUs for the 3 ranks of each node")
     look_at_device(grader, run, gpus=2)
     look_at_output(grader, run)
     run = play(grader, "with_devices", 2, devices=0)
-    look_at_backend(grader, run, "gloo", "no GPU")
+    look_at_backend(grader, run, "gloo", "Without a GPU")
     chosen = [rank for rank, one in enumerate(run.observed("chosen")) if one]
     said = "{ranks} selected a CUDA device on a machine without one."
     grader.fail_on(chosen, "hard-coded-backend", said, at=r"set_device")
@@ -263,7 +263,7 @@ def look_at_backend(grader: Grader, run: Run, wanted: str, where: str, label: st
     """Which backend was asked for. None is allowed: PyTorch then makes one for each kind of device."""
     asked = [str(given[0]["backend"] or wanted).lower() if given else "no group" for given in run.observed(label)]
     wrong = [rank for rank, one in enumerate(asked) if wanted not in one or (wanted == "gloo" and "nccl" in one)]
-    said = "".join(f"Expected {wanted} with {where}; {{ranks}} asked for {asked[rank]}." for rank in wrong[:1])
+    said = "".join(f"{where}, {wanted} is expected; {{ranks}} asked for {asked[rank]}." for rank in wrong[:1])
     alone = r"process_group\([\"']gloo || " if label != "given" else ""
     grader.fail_on(wrong, "hard-coded-backend", said, at=alone + r"\bbackend *= || nccl || " + INIT)
 

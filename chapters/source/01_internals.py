@@ -378,7 +378,7 @@ quiz("01_internals/mean")
 # %% [markdown]
 # ## Exercise: implement average_gradients
 #
-# *Easy, 15 minutes.* Open [`exercises/average_gradients.py`](../exercises/average_gradients.py). Start from the loop in
+# *Easy, 15 minutes.* Open [exercises/average_gradients.py](../exercises/average_gradients.py). Start from the loop in
 # "The mean" and add the rule for missing gradients. Which collective tells all ranks which gradients exist?
 #
 # `%check average_gradients` runs your saved file on several ranks and grades it. `%hint average_gradients` shows the
@@ -455,7 +455,7 @@ quiz("01_internals/ring")
 # %% [markdown]
 # ## Exercise: implement ring_all_reduce
 #
-# *Medium, 25 minutes.* Open [`exercises/ring_all_reduce.py`](../exercises/ring_all_reduce.py) and build the ring from
+# *Medium, 25 minutes.* Open [exercises/ring_all_reduce.py](../exercises/ring_all_reduce.py) and build the ring from
 # sends and receives.
 
 # %%
@@ -1024,7 +1024,7 @@ quiz("01_internals/copied")
 #
 # ### Exercise: implement mini_ddp
 #
-# *Hard, 35 minutes.* Open [`exercises/mini_ddp.py`](../exercises/mini_ddp.py) and write the class `MiniDDP(module,
+# *Hard, 35 minutes.* Open [exercises/mini_ddp.py](../exercises/mini_ddp.py) and write the class `MiniDDP(module,
 # bucket_cap_mb=25)`. On two ranks, its gradients must equal those of PyTorch's DDP bit for bit, and communication must
 # start before backward ends. Work in seven stages:
 #

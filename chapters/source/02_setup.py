@@ -388,7 +388,7 @@ quiz("02_setup/device_of")
 # %% [markdown]
 # ## Exercise: implement setup_ddp
 #
-# *Medium, 15 minutes.* Open [`exercises/setup_ddp.py`](../exercises/setup_ddp.py).
+# *Medium, 15 minutes.* Open [exercises/setup_ddp.py](../exercises/setup_ddp.py).
 #
 # You write two functions that the next exercises use. `setup_ddp` chooses device and backend and joins the group. If
 # `LOCAL_WORLD_SIZE` isn't set, assume that all ranks run on this node. If there are fewer GPUs than ranks, `device.py`
@@ -1031,7 +1031,7 @@ quiz("02_setup/exit_status")
 # %% [markdown]
 # ## Exercise: implement train_ddp
 #
-# *Medium, 25 minutes.* Open [`exercises/train_ddp.py`](../exercises/train_ddp.py).
+# *Medium, 25 minutes.* Open [exercises/train_ddp.py](../exercises/train_ddp.py).
 #
 # Write everything from "Sharding" to "Cleanup" in one function, for any model and any data. On GPUs,
 # `torch.cuda.current_device()` returns the device that `setup_ddp` selected.
@@ -1144,7 +1144,7 @@ quiz("02_setup/spawn_returns")
 # %% [markdown]
 # ## Exercise: implement launch_distributed
 #
-# *Medium, 15 minutes.* Open [`exercises/launch_distributed.py`](../exercises/launch_distributed.py).
+# *Medium, 15 minutes.* Open [exercises/launch_distributed.py](../exercises/launch_distributed.py).
 #
 # Start the ranks, have each run your `train_ddp`, and return the trained weights.
 

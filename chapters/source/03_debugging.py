@@ -901,7 +901,7 @@ quiz("03_debugging/equal_replicas")
 # %% [markdown]
 # ## Exercise: implement find_divergence
 #
-# *Hard, 60 minutes.* Open [`exercises/find_divergence.py`](../exercises/find_divergence.py).
+# *Hard, 60 minutes.* Open [exercises/find_divergence.py](../exercises/find_divergence.py).
 #
 # The checksum above says *that* replicas differ. Your tool also says which value differs, on which ranks and by how
 # much. A sum of the values isn't enough: it stays the same if two values swap places.
@@ -991,7 +991,7 @@ quiz("03_debugging/what_moves")
 # %% [markdown]
 # ## Exercise: implement device_report
 #
-# *Medium, 45 minutes.* Open [`exercises/device_report.py`](../exercises/device_report.py). A report says what to do:
+# *Medium, 45 minutes.* Open [exercises/device_report.py](../exercises/device_report.py). A report says what to do:
 #
 # ```
 # model.mean is on cpu, and should be on meta: no .to() moves it; use register_buffer ...
@@ -1274,7 +1274,7 @@ quiz("03_debugging/preflight")
 # %% [markdown]
 # ## Exercise: implement preflight
 #
-# *Hard, 75 minutes.* Open [`exercises/preflight.py`](../exercises/preflight.py). Whatever is broken, `preflight` must
+# *Hard, 75 minutes.* Open [exercises/preflight.py](../exercises/preflight.py). Whatever is broken, `preflight` must
 # return within its time limit. Rank 0 of 2 gets this list if rank 1 doesn't start:
 #
 # ```

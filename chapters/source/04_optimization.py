@@ -683,7 +683,7 @@ quiz("04_optimization/accumulate")
 # %% [markdown]
 # ## Exercise: implement accumulate
 #
-# *Medium, 20 minutes.* Open [`exercises/accumulate.py`](../exercises/accumulate.py).
+# *Medium, 20 minutes.* Open [exercises/accumulate.py](../exercises/accumulate.py).
 
 # %%
 contract("accumulate", "train_step")
@@ -895,7 +895,7 @@ quiz("04_optimization/amp_bytes")
 #
 # ## Exercise: implement mixed_precision
 #
-# *Medium, 15 minutes.* Open [`exercises/mixed_precision.py`](../exercises/mixed_precision.py).
+# *Medium, 15 minutes.* Open [exercises/mixed_precision.py](../exercises/mixed_precision.py).
 
 # %%
 contract("mixed_precision", "train_step")
@@ -1006,7 +1006,7 @@ quiz("04_optimization/hook_mean")
 # %% [markdown]
 # ## Exercise: implement compress_gradients
 #
-# *Medium, 20 minutes.* Open [`exercises/compress_gradients.py`](../exercises/compress_gradients.py).
+# *Medium, 20 minutes.* Open [exercises/compress_gradients.py](../exercises/compress_gradients.py).
 
 # %%
 contract("compress_gradients", "compress_hook", "register")
@@ -1186,7 +1186,7 @@ quiz("04_optimization/efficiency")
 # %% [markdown]
 # ## Exercise: implement measure_step
 #
-# *Medium, 20 minutes.* Open [`exercises/measure_step.py`](../exercises/measure_step.py). Write three functions: one
+# *Medium, 20 minutes.* Open [exercises/measure_step.py](../exercises/measure_step.py). Write three functions: one
 # measures the exposed communication, one compares runs on different numbers of ranks, and one predicts a step's time.
 
 # %%

@@ -647,7 +647,7 @@ quiz("05_checkpointing/rename")
 # %% [markdown]
 # ## Exercise: implement checkpoint
 #
-# *Hard, 35 minutes.* Open [`exercises/checkpoint.py`](../exercises/checkpoint.py). Number the files yourself, because
+# *Hard, 35 minutes.* Open [exercises/checkpoint.py](../exercises/checkpoint.py). Number the files yourself, because
 # `state` need not contain a step.
 
 # %%
@@ -1165,7 +1165,7 @@ quiz("05_checkpointing/world_size")
 # %% [markdown]
 # ## Exercise: implement exact_resume
 #
-# *Hard, 30 minutes.* Open [`exercises/exact_resume.py`](../exercises/exact_resume.py). Write `train`, a loop that can
+# *Hard, 30 minutes.* Open [exercises/exact_resume.py](../exercises/exact_resume.py). Write `train`, a loop that can
 # be stopped after any step and, when resumed, ends with the same bits as an uninterrupted run. `Parts` are a model, an
 # optimizer, a scheduler and a scaler.
 
@@ -1588,7 +1588,7 @@ quiz("05_checkpointing/signal")
 # %% [markdown]
 # ## Exercise: implement elastic_training
 #
-# *Medium, 25 minutes.* Open [`exercises/elastic_training.py`](../exercises/elastic_training.py). Write a loop that
+# *Medium, 25 minutes.* Open [exercises/elastic_training.py](../exercises/elastic_training.py). Write a loop that
 # survives SIGKILL at random steps, a stop signal that may reach only one rank, and a restart on a different number of
 # ranks.
 
@@ -1611,8 +1611,8 @@ contract("elastic_training", "train")
 #
 # ## Capstone: implement train
 #
-# *Hard, 60 minutes, or as long as you like.* Open [`exercises/train.py`](../exercises/train.py) and
-# [`exercises/train.sbatch`](../exercises/train.sbatch). Put everything from this course into one script for a cluster:
+# *Hard, 60 minutes, or as long as you like.* Open [exercises/train.py](../exercises/train.py) and
+# [exercises/train.sbatch](../exercises/train.sbatch). Put everything from this course into one script for a cluster:
 #
 # - the loop: sampler, DDP, mixed precision, accumulation, clipping;
 # - its reports: metrics of all ranks, each test sample counted once, logging on rank 0;

@@ -200,7 +200,7 @@ quiz("06_beyond_ddp/zero_grad")
 # %% [markdown]
 # ## Exercise: implement shard_optimizer
 #
-# *Medium, 30 minutes.* Open [`exercises/shard_optimizer.py`](../exercises/shard_optimizer.py). Give each rank about the
+# *Medium, 30 minutes.* Open [exercises/shard_optimizer.py](../exercises/shard_optimizer.py). Give each rank about the
 # same number of *elements*, not of tensors: an embedding can be larger than all biases together.
 
 # %%
@@ -286,7 +286,7 @@ quiz("06_beyond_ddp/shard_gradient")
 # %% [markdown]
 # ## Exercise: implement sharded_linear
 #
-# *Hard, 40 minutes.* Open [`exercises/sharded_linear.py`](../exercises/sharded_linear.py). Unlike `Scale`, your layer
+# *Hard, 40 minutes.* Open [exercises/sharded_linear.py](../exercises/sharded_linear.py). Unlike `Scale`, your layer
 # has a bias, any number of rows, and inputs of any number of dimensions.
 
 # %%
@@ -747,7 +747,7 @@ quiz("06_beyond_ddp/resume")
 # %% [markdown]
 # ## Exercise: implement fsdp_train
 #
-# *Hard, 45 minutes.* Open [`exercises/fsdp_train.py`](../exercises/fsdp_train.py). Write a class that trains like one
+# *Hard, 45 minutes.* Open [exercises/fsdp_train.py](../exercises/fsdp_train.py). Write a class that trains like one
 # process on the joined batch. It works on a mesh of one or two dimensions, and resumes on a different number of ranks.
 
 # %%

@@ -155,7 +155,8 @@ def watch(course: Course, names: list[str]) -> int:
                     check(course, GradeRequest((name,)))
                 except CourseError as error:
                     print(f"lockstep: {error}", file=sys.stderr)
-            console().print(f"\n[dim]watching {', '.join(names)}: save a file to check it, Ctrl-C to stop[/dim]")
+            what = ", ".join(names) if len(names) <= 4 else f"{len(names)} exercises"
+            console().print(f"\n[dim]watching {what}: save a file to check it, Ctrl-C to stop[/dim]")
             for batch in changes(course.exercises, debounce=150, raise_interrupt=True):
                 pending = sorted({files[path] for _, path in batch if path in files})
                 if pending:

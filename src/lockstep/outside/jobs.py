@@ -69,7 +69,10 @@ def find(pids: Sequence[int] = (), within: Mapping[str, str] | None = None) -> l
     if jobs:
         return [_job({pid: ranks[pid] for pid in members}, known) for members in jobs.values()]
     if not pids:
-        raise NoJob("no process of yours has RANK, WORLD_SIZE and MASTER_ADDR, which torchrun sets: give process ids")
+        raise NoJob(
+            "no distributed job of yours runs here: no process has RANK, WORLD_SIZE and MASTER_ADDR, which torchrun sets. "
+            "Of ranks that were started without torchrun, give the process ids"
+        )
     return [_nameless(pids, known)]
 
 
