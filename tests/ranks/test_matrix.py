@@ -232,6 +232,29 @@ def test_shapes_that_do_not_fit(size: int, extents: str) -> None:
     assert run.silent_mismatch[0].shape != run.silent_mismatch[1].shape
 
 
+@pytest.mark.parametrize(("each", "headlines"), [
+    ("raise KeyError(('lr', 'lr', 'bs')[rank])", ("ranks 0 and 1 raised KeyError: 'lr'", "rank 2 raised KeyError: 'bs'")),
+    ("if rank == 1: raise KeyError('lr')\nif rank == 2: raise KeyError('lr')",
+     ("rank 1 raised KeyError: 'lr'", "rank 2 raised KeyError: 'lr'")),
+    ("raise ValueError(f'bad sample on {rank}')", ("every rank raised ValueError: bad sample on 0 (as rank 0 has it)",)),
+    ("raise ValueError('bad')", ("every rank raised ValueError: bad",)),
+])  # fmt: skip
+def test_only_ranks_that_fail_alike_are_told_together(each: str, headlines: tuple[str, ...]) -> None:
+    """The first speaks; of those that fail at the same time, any may be that."""
+    cause = ranks.run(ranks.Source(f"{PRELUDE}dist.barrier()\n{each}\ndist.barrier()"), 3).cause
+    assert cause is not None and cause.headline in headlines, cause
+    others = [one for one in headlines if one != cause.headline]
+    told = " ".join(cause.notes).lower()
+    assert all(one.rpartition(" raised ")[2].lower() in told for one in others), told
+
+
+@pytest.mark.parametrize("number", ["SIGUSR1", "SIGALRM"])
+def test_a_signal_from_anywhere_has_no_line(number: str) -> None:
+    text = f"import signal\nif rank == 1:\n    signal.raise_signal(signal.{number})\ndist.barrier()"
+    cause = ranks.run(ranks.Source(PRELUDE + "dist.barrier()\n" + text), 2).cause
+    assert cause is not None and cause.headline == f"rank 1 was killed by {number}." and cause.frame is None
+
+
 def test_a_hang_by_sizes_names_the_call_wherever_it_is_waited_for() -> None:
     """The headline's line stands in the table too, and the section to read is the one on mismatches."""
     called = "work = dist.all_reduce(torch.ones(2 + rank), async_op=True)"

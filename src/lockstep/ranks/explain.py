@@ -49,8 +49,6 @@ SIZE_MISMATCH = re.compile(r"EnforceNotMet.*|Received data size doesn't match", 
 GROUPS = re.compile(ECHO.pattern + "|" + TIMEOUT.pattern + "|gloo|connect", re.IGNORECASE)
 SLOW_DEATH = 0.5
 """Seconds. A killed process closes its connections before it is gone, and others may be quicker to leave because of it."""
-FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
-"""Signals that say nothing of the code that the process was in."""
 RAN = "kept running"
 MOST_FATES = 3
 MOST_CODE = 40
@@ -173,10 +171,9 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
     if first.outcome is Outcome.RAISED and first.error is not None and TIMEOUT.search(first.error.message):
         return _own_timeout(run.ranks, first)
     found = _describe(run, first, causes)
-    alike = [one for one in causes if one.error and first.error and one.error.type == first.error.type]
-    told = {*found.ranks, *(one.rank for one in (*echoes, *alike))}
+    told = {*found.ranks, *found.echoes, *(one.rank for one in echoes)}
     notes = (*found.notes, *_echo_note(echoes), *_fates([one for one in run.ranks if one.rank not in told]))
-    return replace(found, echoes=tuple(report.rank for report in echoes), notes=notes)
+    return replace(found, echoes=(*found.echoes, *(report.rank for report in echoes)), notes=notes)
 
 
 def _parted(parted: Divergence, found: Cause, size: int) -> Cause:
@@ -296,14 +293,24 @@ def _raised(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Cause:
     same = [report for report in causes if report.error and report.error.type == first.error.type]
     # Ranks that fail alike in one line do so in no order: the lowest speaks for them, in every run.
     in_order = sorted(same, key=lambda report: report.rank)
-    error = next(one.error for one in in_order if one.error and one.error.frame == first.error.frame)
+    alike = [one for one in in_order if one.error and _said(one.error) == _said(first.error)]
+    error = alike[0].error or first.error
     if told := _told_of_others(same, error):
-        return told
-    who = "every rank" if len(same) == run.world_size > 1 else names(report.rank for report in same)
-    cause = _raised_by(who, [report.rank for report in same], error)
-    if lists := _unused_on_each(in_order):
+        return replace(told, echoes=tuple(one.rank for one in in_order if one.rank not in told.ranks))
+    lists = _unused_on_each(in_order)
+    ranks = [report.rank for report in (in_order if lists else alike)]
+    who = "every rank" if len(ranks) == run.world_size > 1 else names(ranks)
+    cause = _raised_by(who, ranks, error)
+    if lists:
         return replace(cause, headline=f"{who} raised {error.type}: {AWAITED}: {lists}")
+    if len({one.error.message for one in alike if one.error}) > 1:
+        return replace(cause, headline=f"{cause.headline} (as rank {ranks[0]} has it)")
     return cause
+
+
+def _said(error: Error) -> tuple[object, ...]:
+    """What ranks that fail alike have in common: numbers, such as their own, may differ."""
+    return error.type, error.frame, NUMBER.sub("#", error.message)
 
 
 def _told_of_others(same: Sequence[RankReport], error: Error) -> Cause | None:
@@ -339,6 +346,7 @@ def _raised_by(who: str, ranks: Sequence[int], error: Error) -> Cause:
     return Cause(Kind.RAISED, said, tuple(ranks), error.frame, notes=_help(error), topic=Topic.FAILURES, error=error)
 
 
+NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 MODEL = re.compile(r"DDP expects same model across all ranks, but Rank \d+ has (\d+) params")
 GATHERED = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 LISTS = re.compile(
@@ -479,7 +487,7 @@ def _crashed(run: Run, report: RankReport, causes: Sequence[RankReport]) -> Caus
         Kind(report.outcome.value),
         f"{who} {was} killed by {name}{why}.",
         tuple(one.rank for one in same),
-        None if name in FROM_OUTSIDE and report.stack is None and not dumped(report.fault) else place(report),
+        place(report) if report.stack is not None or dumped(report.fault) else None,
         (),
         tuple(notes),
         topic=Topic.FAILURES,

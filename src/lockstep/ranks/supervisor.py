@@ -445,7 +445,7 @@ class Supervisor:
                 who, name = names(member.rank or 0 for member in left), signal.Signals(number).name
                 self.tell(messages.Notice(
                     f"{who.capitalize()} got {name} and {one_or_more(left, 'has', 'have')} {self.job.grace:g} s to end. "
-                    "A second Ctrl-C ends the run at once."
+                    f"{'A second ' if stops else ''}Ctrl-C ends the run at once."
                 ))  # fmt: skip
 
     def _all_wait(self, members: list[Member]) -> bool:
