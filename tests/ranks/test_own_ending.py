@@ -67,7 +67,7 @@ def test_who_does_not_end_is_killed_after_the_grace() -> None:
     said: list[str] = []
     run = ranks.run(ranks.Source(text), 2, grace=2, on_notice=said.append)
     assert run.outcomes[1] is Outcome.STOPPED
-    assert said == ["Rank 1 got SIGTERM and has 2 s to end. A second Ctrl-C ends the run at once."]
+    assert said == ["Rank 1 got SIGTERM and has 2 s to end. Ctrl-C ends the run at once."]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
