@@ -73,8 +73,10 @@ main()
 # explains what goes wrong. The function below calls it in the notebook. Start with one rank:
 
 # %%
-import contextlib, io
+import contextlib, io, os
 from lockstep.commands.project import run_script as run_command
+
+os.environ["COLUMNS"] = "76"  # what is printed fits into a cell
 
 def lockstep_run(*arguments):
     """Print what `./lockstep run arguments ...` says."""
@@ -97,8 +99,8 @@ lockstep_run("-n", "1", "suspect.py")
 lockstep_run("-n", "2", "suspect.py")
 
 # %% [markdown]
-# The table shows where each rank waits, and for how long. Rank 0 is still in the loop; rank 1 has left it. When no rank
-# can continue, Lockstep stops the job.
+# Below the headline you see where each rank waits, and for how long. Rank 0 is still in the loop; rank 1 has left it.
+# When no rank can continue, Lockstep stops the job.
 #
 # ### 3. Test a hypothesis with a number
 #
