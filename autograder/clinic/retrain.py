@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from clinic.support import clinic_data
+from torch.utils.data import DataLoader, DistributedSampler
 
 from lockstep.grading import Run
 
 State = dict[str, torch.Tensor]
+Batch = tuple[torch.Tensor, torch.Tensor]
+Forward = Callable[[torch.nn.Module, torch.Tensor, int, int], torch.Tensor]
+"""(model, features, rank, step from 0) to scores."""
 VALUES = (clinic_data.FEATURES + 1) * clinic_data.CLASSES  # of the linear model
 CLOSE = 1e-4
 """Sums in a different order differ by less than this after a few steps; a different training differs by more."""
@@ -60,3 +65,76 @@ def averaged(run: Run, values: int) -> list[float]:
         / values
         for calls in run.collectives
     ]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One rank's model in the end, and its own loss in each step, before the update."""
+
+    state: State
+    losses: list[float]
+
+
+@dataclass(frozen=True)
+class Job:
+    """How a mended job trains: a network made under seed 0, SGD, and `shares(world_size)[rank]`, a rank's batches in order."""
+
+    network: Callable[[], torch.nn.Module]
+    rate: float
+    shares: Callable[[int], list[list[Batch]]]
+    epochs: int = 1
+    forward: Forward = lambda model, features, rank, step: model(features)
+
+    def start(self) -> torch.nn.Module:
+        """The network before the first step, made without a trace on this process's random numbers."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self.network()
+
+    def train(
+        self, world_size: int, *, divisor: float = 0, alone: bool = False, steps: int | None = None
+    ) -> list[Trained]:
+        """What each rank has in the end, where the gradients of all are added and divided by `divisor` (0: their number).
+
+        `alone`: each rank follows its own gradients. Only the first `steps` are taken where this is given.
+        """
+        shares = [share[:steps] for share in self.shares(world_size)]
+        models = [self.start() for _ in shares]
+        losses: list[list[float]] = [[] for _ in shares]
+        for step, batches in enumerate(zip(*shares, strict=True)):
+            gradients = []
+            for rank, (model, (features, classes)) in enumerate(zip(models, batches, strict=True)):
+                loss = torch.nn.functional.cross_entropy(self.forward(model, features, rank, step), classes)
+                losses[rank].append(loss.item())
+                parameters = list(model.parameters())
+                gradients.append(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
+            mean = [sum(same) / (divisor or world_size) for same in zip(*gradients, strict=True)]
+            for model, own in zip(models, gradients, strict=True):
+                with torch.no_grad():
+                    for parameter, gradient in zip(model.parameters(), own if alone else mean, strict=True):
+                        parameter -= self.rate * gradient
+        states = [{name: value.detach().clone() for name, value in model.state_dict().items()} for model in models]
+        return [Trained(*one) for one in zip(states, losses, strict=True)]
+
+    def going(self, forward: Forward) -> Job:
+        """The same job with another forward pass."""
+        return replace(self, forward=forward)
+
+
+def sampled(
+    size: int, epochs: int = 1, told: bool = True, dtype: torch.dtype = torch.float32, count: int = 48
+) -> Callable[[int], list[list[Batch]]]:
+    """Batches of `size` as a DistributedSampler deals out the clinic's records, told each epoch, or with epoch 0's order."""
+
+    def shares(world_size: int) -> list[list[Batch]]:
+        records, dealt = clinic_data.Records(count), []
+        for rank in range(world_size):
+            sampler = DistributedSampler(records, num_replicas=world_size, rank=rank)
+            loader, share = DataLoader(records, batch_size=size, sampler=sampler), []
+            for epoch in range(epochs):
+                sampler.set_epoch(epoch if told else 0)
+                share += [(features.to(dtype), classes) for features, classes in loader]
+            dealt.append(share)
+        return dealt
+
+    return shares

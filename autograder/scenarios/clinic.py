@@ -104,10 +104,11 @@ def _count_linear(layer: torch.nn.Module, *_: Any) -> None:
     linear_calls.append(isinstance(layer, torch.nn.Linear))
 
 
-def treat(module: ModuleType, count_linear: bool = False) -> None:
+def treat(module: ModuleType, count_linear: bool = False, evaluate: bool = False) -> None:
     """Run the job. Its result is a dictionary; models in it are reported as their state.
 
-    `count_linear` counts the forwards of linear layers, those that a backward pass repeats included.
+    `count_linear` counts the forwards of linear layers, those that a backward pass repeats included. With `evaluate`
+    the returned model then scores records that no case trains on.
     """
     if count_linear:
         torch.nn.modules.module.register_module_forward_hook(_count_linear)
@@ -121,6 +122,12 @@ def treat(module: ModuleType, count_linear: bool = False) -> None:
         observe("never_waited", sum(id(work) not in ended for work in started))
     if hasattr(module, "found_on_disk"):
         observe("on_disk", _on_disk(module))
+    given = result if isinstance(result, dict) else {}
+    observe(
+        "returned_wrapped", [str(key) for key, value in given.items() if isinstance(value, DistributedDataParallel)]
+    )
+    if evaluate:
+        observe("scores", _scores(given.get("model")))
     observe("result", {str(key): _plain(value) for key, value in result.items()} if isinstance(result, dict) else None)
 
 
@@ -130,6 +137,17 @@ def _on_disk(module: ModuleType) -> bool:
         return module.found_on_disk(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])) is not None
     except Exception:  # a function that communicates
         return False
+
+
+def _scores(model: Any) -> torch.Tensor | None:
+    """What the model says in evaluation mode; None where it can't be called with features alone."""
+    import clinic_data
+
+    try:
+        with torch.no_grad():
+            return model.eval()(clinic_data.Records(16, seed=1).features).detach().clone()
+    except Exception:  # whatever the model wants
+        return None
 
 
 def _plain(value: Any) -> Any:

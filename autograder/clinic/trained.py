@@ -1,0 +1,161 @@
+"""Judges a mended job by what it returns: the model and the loss of the same training in one process, or of a known mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
+
+import torch
+from clinic.case import TRAINING, digests, samples
+from clinic.retrain import Job, State
+
+from lockstep.grading import Each, Grader, Hypothesis, Run, Tolerance, equal, names, wrong_ranks
+
+CLOSE = Tolerance(1e-4, 1e-5)
+"""Sums in another order stay within this; the smallest change of the training that is known differs by 100 times as much."""
+SUMMING = r"all_reduce || loss = || / || DDP\( || "
+RETURNED = r"return \{"
+
+
+def judge_training(
+    grader: Grader,
+    run: Run,
+    job: Job,
+    own: Sequence[Hypothesis] = (),
+    at: str = TRAINING,
+    tolerance: Tolerance = CLOSE,
+) -> None:
+    """The model that each rank returned is the one that the mean gradients of all ranks give.
+
+    `own` are mistakes of this case; those that any job can have are tried after them.
+    """
+    _judge_kind(grader, run)
+    ranks, trained = run.world_size, job.train(run.world_size)
+    seen, right = renamed(run, trained[0].state), Each([one.state for one in trained])
+    if wrong_ranks(seen, right, tolerance):
+        _judge_sharing(grader, run, job)
+    grader.explain(
+        f"The model after training on {ranks} ranks",
+        seen,
+        right,
+        chain(own, mistakes(job, ranks, len(trained[0].losses))),
+        otherwise="another-illness",
+        at=at,
+        tolerance=tolerance,
+    )
+
+
+def judge_loss(grader: Grader, run: Run, job: Job, tolerance: Tolerance = CLOSE) -> None:
+    """The loss that each rank returned is that of its last batch; the mean of those of all ranks will do."""
+    ranks, trained = run.world_size, job.train(run.world_size)
+    losses = [one.losses[-1] for one in trained]
+    size = len(job.shares(ranks)[0][-1][1])
+    seen = [(returned or {}).get("loss") for returned in run.observed("result")]
+    seen = [value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value for value in seen]
+    if not wrong_ranks(seen, sum(losses) / ranks, tolerance):
+        return
+    table = [
+        ("double-averaging", f"It is divided by the number of ranks, {ranks}.", [one / ranks for one in losses]),
+        ("another-illness", f"It is multiplied by the number of ranks, {ranks}.", [one * ranks for one in losses]),
+        ("another-illness", f"It is the sum over the {size} records of a batch.", [one * size for one in losses]),
+        ("another-illness", "It is the sum over the ranks.", [sum(losses)] * ranks),
+        ("another-illness", "It is rank 0's on every rank.", losses[:1] * ranks),
+        ("another-illness", "It is that of the first batch.", [one.losses[0] for one in trained]),
+    ]
+    grader.explain(
+        'The "loss" that main() returns',
+        seen,
+        Each(losses),
+        [Hypothesis(id, says, Each(predicted)) for id, says, predicted in table],
+        otherwise="another-illness",
+        at=r"\"loss\" || return \{ || loss = ",
+        tolerance=tolerance,
+    )
+
+
+def _judge_sharing(grader: Grader, run: Run, job: Job) -> None:
+    """In the first epoch no record is read twice."""
+    read = [set(seen[: len(seen) // job.epochs]) for seen in samples(run)]
+    together = set().union(*read)
+    twice = sum(map(len, read)) - len(together)
+    if twice:
+        said = f"{twice} of the {len(together)} records were read by more than one of {run.world_size} ranks"
+        if all(seen == together for seen in read):
+            said = f"each of {run.world_size} ranks read the same {len(together)} records"
+        said = f"In epoch 0 {said}: they do the same work instead of sharing it."
+        grader.fail("another-illness", said, at=r"Sampler\( || DataLoader\(")
+
+
+def alone(run: Run, job: Job, tolerance: Tolerance = CLOSE) -> bool:
+    """Whether each rank has the model that its own gradients give."""
+    expected = [one.state for one in job.train(run.world_size, alone=True)]
+    return all(equal(seen, right, tolerance) for seen, right in zip(renamed(run, expected[0]), expected, strict=True))
+
+
+def renamed(run: Run, right: State) -> list[State]:
+    """The returned models with the names of `right`, where they have tensors of the same shapes in the same order."""
+    shapes = [value.shape for value in right.values()]
+    return [
+        dict(zip(right, state.values(), strict=True)) if [value.shape for value in state.values()] == shapes else state
+        for state in digests(run)
+    ]
+
+
+def _judge_kind(grader: Grader, run: Run) -> None:
+    """Every rank returns a model under "model", and not the wrapper."""
+    wrapped = [rank for rank, keys in enumerate(run.observed("returned_wrapped")) if "model" in (keys or [])]
+    if wrapped:
+        grader.fail(
+            "wrapped-model-returned",
+            f"main() of {names(wrapped)} returns the DDP object, not the model in it: its first parameter is called "
+            f"{next(iter(digests(run)[wrapped[0]]))}.",
+            of=wrapped,
+            at=RETURNED,
+        )
+    grader.fail_on(
+        [rank for rank, state in enumerate(digests(run)) if not state],
+        "another-illness",
+        'main() of {ranks} returns no model under "model".',
+        at=RETURNED,
+    )
+
+
+def mistakes(job: Job, ranks: int, steps: int) -> Iterator[Hypothesis]:
+    """What may have happened to any job instead, most telling first. Each trains again, when it is asked."""
+
+    def state(**how: float) -> State:
+        return job.train(ranks, **how)[0].state  # type: ignore[arg-type]
+
+    untrained = "These are the values of before the first step: what was trained isn't what main() returns."
+    yield Hypothesis("another-illness", untrained, partial(state, steps=0), RETURNED)
+    summed = f"The gradients of {ranks} ranks are added and never divided: each step is {ranks} times too long."
+    yield Hypothesis("gradients-summed", summed, partial(state, divisor=1), SUMMING)
+    twice = f"The gradients are divided by {ranks} twice: each step is {ranks} times too short."
+    yield Hypothesis("double-averaging", twice, partial(state, divisor=ranks**2), SUMMING)
+    for number in sorted({2, 3, 4, 5, 6} - {ranks, ranks**2}):
+        fixed = f"The gradients of {ranks} ranks are divided by {number}: that is right on {number} ranks only."
+        yield Hypothesis("wrong-divisor", fixed, partial(state, divisor=number), SUMMING)
+    copied = "Rank {rank}'s own records give this model: the work of the other ranks is thrown away."
+    apart: list[State] = []
+
+    def own(rank: int) -> State:
+        apart[:] = apart or [one.state for one in job.train(ranks, alone=True)]
+        return apart[rank]
+
+    for rank in range(ranks):
+        yield Hypothesis(
+            "symptom-hidden", copied.replace("{rank}", str(rank)), partial(own, rank), r"broadcast || " + SUMMING
+        )
+    mixed = f"That is the mean of {ranks} models, each trained on its own rank's records only: averaged after training, not in every step."
+    yield Hypothesis(
+        "symptom-hidden",
+        mixed,
+        lambda: {name: sum(own(rank)[name] for rank in range(ranks)) / ranks for name in own(0)},
+        SUMMING,
+    )
+    for taken in range(steps - 1, 0, -1):
+        few = f"The first {taken} of {steps} steps give this model."
+        yield Hypothesis(
+            "another-illness", few, partial(state, steps=taken), r"for epoch || for .* in || break || return"
+        )
