@@ -8,12 +8,12 @@ from itertools import chain
 
 import torch
 from clinic.case import TRAINING, digests, samples
-from clinic.retrain import Job, State
+from clinic.retrain import Job, State, averaged
 
 from lockstep.grading import Each, Grader, Hypothesis, Run, Tolerance, equal, names, wrong_ranks
 
 CLOSE = Tolerance(1e-4, 1e-5)
-"""Sums in another order stay within this; the smallest change of the training that is known differs by 100 times as much."""
+"""Sums in a different order stay within this; the smallest change of the training that is known differs by 100 times as much."""
 SUMMING = r"all_reduce || loss = || / || DDP\( || "
 RETURNED = r"return \{"
 
@@ -33,13 +33,14 @@ def judge_training(
     _judge_kind(grader, run)
     ranks, trained = run.world_size, job.train(run.world_size)
     seen, right = renamed(run, trained[0].state), Each([one.state for one in trained])
-    if wrong_ranks(seen, right, tolerance):
-        _judge_sharing(grader, run, job)
+    if not wrong_ranks(seen, right, tolerance):
+        return
+    _judge_sharing(grader, run, job)
     grader.explain(
         f"The model after training on {ranks} ranks",
         seen,
         right,
-        chain(own, mistakes(job, ranks, len(trained[0].losses))),
+        chain(own, mistakes(job, ranks), _unexplained(run, job, seen)),
         otherwise="another-illness",
         at=at,
         tolerance=tolerance,
@@ -121,12 +122,22 @@ def _judge_kind(grader: Grader, run: Run) -> None:
     )
 
 
-def mistakes(job: Job, ranks: int, steps: int) -> Iterator[Hypothesis]:
+def _unexplained(run: Run, job: Job, seen: list[State]) -> Iterator[Hypothesis]:
+    """For any model: that gradients were not averaged in all steps, if so."""
+    steps, values = len(job.shares(run.world_size)[0]), sum(value.numel() for value in job.start().parameters())
+    times = min(averaged(run, values))
+    if times < steps:
+        said = f"In {steps} steps the gradients of the ranks were added {times:.3g} times."
+        yield Hypothesis("symptom-hidden", said, Each(seen))
+
+
+def mistakes(job: Job, ranks: int) -> Iterator[Hypothesis]:
     """What may have happened to any job instead, most telling first. Each trains again, when it is asked."""
 
     def state(**how: float) -> State:
         return job.train(ranks, **how)[0].state  # type: ignore[arg-type]
 
+    steps = len(job.shares(ranks)[0])
     untrained = "These are the values of before the first step: what was trained isn't what main() returns."
     yield Hypothesis("another-illness", untrained, partial(state, steps=0), RETURNED)
     summed = f"The gradients of {ranks} ranks are added and never divided: each step is {ranks} times too long."
