@@ -219,10 +219,10 @@ def losses_of_mistakes(step: Step, right: float) -> list[Hypothesis]:
     table = [
         ("last-micro-batch-loss", "It is the loss of the last micro-batch.", Each(last)),
         ("last-micro-batch-loss", "It is the loss of the last micro-batch, averaged over the ranks.", sum(last) / world),
-        ("loss-of-one-rank", "It is the mean over the rank's own samples.", Each(own_means)),
-        ("loss-of-one-rank", "It is the mean over the rank's own micro-batches.", Each(by_count)),
         ("mean-of-means-loss", "It is the mean of the means of ranks, which are of different sizes.", sum(own_means) / world),
         ("mean-of-means-loss", "It is the mean of the means of micro-batches, which are of different sizes.", sum(by_count) / world),
+        ("loss-of-one-rank", "It is the mean over the rank's own samples.", Each(own_means)),
+        ("loss-of-one-rank", "It is the mean over the rank's own micro-batches.", Each(by_count)),
         ("loss-after-update", "It is the loss after the step, with the new parameters.", step.loss(step.after)),
         ("wrong-step-loss", f"It is the rank's own part: {world} such parts give the mean.", Each([own / step.total for own in sums])),
         ("wrong-step-loss", f"It is {factor:.4g} times as large.", right * factor),

@@ -399,7 +399,7 @@ contract("average_gradients")
 # ## All-reduce by hand
 #
 # To see what an all-reduce costs, build one from messages. In the picture, each row is a rank, and each box is a piece
-# of its tensor. <span class="on-screen">Click the picture, then step with the arrow keys or the buttons.</span>
+# of its tensor. <span class="on-screen">Step with the buttons, or click the picture and use the arrow keys.</span>
 
 # %%
 from lockstep.notebook.stepper import Stepper
