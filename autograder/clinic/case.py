@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
+import json
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -74,10 +76,21 @@ def other_ticket(grader: Grader, case: Case, world_size: int, besides: int | Non
             return ticket
 
 
-def treat(grader: Grader, case: Case, ticket: int, world_size: int | None = None, **more: Any) -> Run:
+def environment(ticket: int, odd: dict[str, Any] | None = None) -> dict[str, str]:
+    """Of a run under this ticket. The odd host's settings differ by `odd`, whatever the file says."""
+    return {"CLINIC_TICKET": str(ticket)} | ({"CLINIC_ODD": json.dumps(odd)} if odd else {})
+
+
+def treat(
+    grader: Grader,
+    case: Case,
+    ticket: int,
+    world_size: int | None = None,
+    odd: dict[str, Any] | None = None,
+    **more: Any,
+) -> Run:
     """Run the submission's `main()` under this ticket; a run that ends badly is a failed check."""
-    world_size = world_size or case.ranks
-    return grader.run("treat", world_size, environment={"CLINIC_TICKET": str(ticket)}, **more)
+    return grader.run("treat", world_size or case.ranks, environment=environment(ticket, odd), **more)
 
 
 def learners_ticket(grader: Grader) -> int:
@@ -180,6 +193,32 @@ def judge_equal(
         grader.fail_on(ranks, id, said.replace("{tensor}", tensor), at=at)
 
 
+def zero_is_odd(case: Case, world_size: int | None = None) -> int:
+    """The first ticket under which rank 0 is the guilty one."""
+    return next(ticket for ticket in itertools.count() if draw(ticket, case.name, world_size or case.ranks) == 0)
+
+
+def judge_sets(grader: Grader, case: Case, ticket: int, at: str, key: str = "") -> None:
+    """What the ranks make of a set of texts must not depend on its order: each process has its own.
+
+    A run in which the ranks' orders differ has to end with equal models, and with equal values of `key` in the results.
+    """
+    tree = parse(grader.submission.text)
+    kinds = (ast.Set, ast.SetComp)
+    nodes = ast.walk(tree) if tree is not None else ()
+    if not any(isinstance(node, kinds) or (isinstance(node, ast.Name) and node.id == "set") for node in nodes):
+        return
+    run = grader.attempt("treat", case.ranks, environment=environment(ticket), own_orders=True)
+    told = "Each process has its own order of a set of texts. Where the orders differ, as under torchrun, "
+    at = rf"set\( || {{.* for .*}} || {at}"
+    if run.cause is not None:
+        grader.fail("loops-over-a-set", told + run.cause.headline, of=run.cause.ranks, at=at)
+    values = [(result or {}).get(key) for result in run.observed("result")]
+    other = [rank for rank, value in enumerate(values) if value != values[0]]
+    grader.fail_on(other, "loops-over-a-set", f"{told}the {key} of {{ranks}} is not rank 0's.", at=at)
+    judge_equal(grader, run, f"{told}{{tensor}} of {{ranks}} is not rank 0's after training.", at, "loops-over-a-set")
+
+
 def timeouts(run: Run) -> list[float]:
     """The longest timeout, in seconds, that each rank gave to a process group; 0 where it gave none."""
     return [max([0.0, *(seen or [])]) for seen in run.observed("timeouts")]
@@ -212,21 +251,29 @@ def treat_widely(
     case: Case,
     world_size: int | None = None,
     choose: Callable[[Grader, int], int] | None = None,
+    zero_says: dict[str, Any] | None = None,
+    **how: Any,
 ) -> list[tuple[int, Run]]:
     """(ticket, run) under both `tickets` and, where `world_size` is given, on so many ranks too; all ended well.
 
+    With `zero_says` once more with rank 0 as the odd one, whose settings say that. `how` is for all runs.
     A mend that holds under the first alone knows a number of that run: `mended-halfway`.
     """
     mine, other = tickets(grader, case, choose)
-    runs = [(mine, treat(grader, case, mine))]
+    runs = [(mine, treat(grader, case, mine, **how))]
     odd = case.rank(other)
     where = f", where rank {odd} is the odd one" if odd != "all" else ""
-    more = [(other, case.ranks, f"under ticket {other}{where}")]
+    more: list[tuple[int, int, str, dict[str, Any] | None]] = [
+        (other, case.ranks, f"under ticket {other}{where}", None)
+    ]
     if world_size is not None:
-        more.append((other_ticket(grader, case, world_size), world_size, f"on {world_size} ranks"))
-    for ticket, size, when in more:
+        more.append((other_ticket(grader, case, world_size), world_size, f"on {world_size} ranks", None))
+    if zero_says:
+        said = " and ".join(f"{key} {value}" for key, value in zero_says.items())
+        more.append((zero_is_odd(case), case.ranks, f"where rank 0's host says {said}", zero_says))
+    for ticket, size, when, says in more:
         try:
-            runs.append((ticket, treat(grader, case, ticket, size)))
+            runs.append((ticket, treat(grader, case, ticket, size, says, **how)))
         except Failed as failed:
             found = failed.diagnosis
             message = (

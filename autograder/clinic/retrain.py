@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from clinic.case import DATA, samples
 from clinic.support import clinic_data
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lockstep.grading import Run
+from lockstep.grading import Grader, Hypothesis, Run, Tolerance
 
 State = dict[str, torch.Tensor]
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -44,6 +45,83 @@ def apart(state: State, other: State) -> float:
     if state.keys() != other.keys() or any(state[name].shape != other[name].shape for name in state):
         return float("inf")
     return max((float((state[name].double() - other[name].double()).abs().max()) for name in state), default=0.0)
+
+
+DIVIDES = r"/ ?= || backward\(\) || /"
+NEAR = Tolerance(relative=1e-4, absolute=2e-5)
+"""As `CLOSE`, for `Grader.explain`."""
+
+
+def read(run: Run, records: int, epochs: int = 1) -> list[list[int]]:
+    """The indices that each rank read; a job that takes none one by one is believed to take those of a DistributedSampler."""
+    seen = [[index for _, index in part] for part in samples(run)]
+    if any(seen):
+        return seen
+    samplers = [DistributedSampler(range(records), run.world_size, rank) for rank in range(run.world_size)]  # type: ignore[arg-type, var-annotated]
+    for epoch in range(epochs):
+        for sampler, part in zip(samplers, seen, strict=True):
+            sampler.set_epoch(epoch)
+            part.extend(sampler)
+    return seen
+
+
+def again(
+    seen: Sequence[Sequence[int]], model: torch.nn.Module, size: int, times: float = 1.0, **options: float
+) -> State:
+    """The model's state after SGD with `options` on what the ranks have `seen` of 48 records, in batches of `size`.
+
+    Each step's gradient is the mean of the ranks' gradients, `times` a number.
+    """
+    optimizer, records = torch.optim.SGD(model.parameters(), **options), clinic_data.Records(48)
+    for together in zip(*(cut(part, size) for part in seen), strict=False):
+        optimizer.zero_grad()
+        for part in together:
+            features, classes = batch(records, part)
+            loss = torch.nn.functional.cross_entropy(model(features), classes)
+            (loss * times / len(together)).backward()
+        optimizer.step()
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def mistakes(trained: Callable[[float], State], ranks: int, begin: State | None = None) -> list[Hypothesis]:
+    """What else may have been made of the model: `trained(times)` is that with gradients `times` as large.
+
+    `begin` is the model of before the first step, where gradients of zero change it.
+    """
+    told = "That is what gradients {} give."
+    return [
+        Hypothesis(
+            "untrained-weights-returned",
+            "Those are the values of before the first step.",
+            lambda: begin or trained(0),
+            r"deepcopy || return ",
+        ),
+        Hypothesis("double-averaging", told.format(f"divided by {ranks} twice"), lambda: trained(1 / ranks), DIVIDES),
+        Hypothesis(
+            "gradients-summed",
+            told.format(f"summed over the {ranks} ranks"),
+            lambda: trained(ranks),
+            r"all_reduce || " + DIVIDES,
+        ),
+    ]
+
+
+def judge_shares(grader: Grader, run: Run, records: int, epochs: int = 1, at: str = DATA) -> None:
+    """In each epoch the ranks have to share the records between them, each taking as many as the others."""
+    share, size = -(-records // run.world_size), run.world_size
+    seen = read(run, records, epochs)
+    for rank, part in enumerate(seen):
+        if len(part) == records * epochs:
+            said = f"Rank {rank} of {size} trains on all {records} records, and not on {share} of them."
+            grader.fail("same-shard", said, of=[rank], at=at)
+        if not records // size * epochs <= len(part) <= share * epochs:
+            said = f"Rank {rank} of {size} read {len(part)} records; {epochs} epoch{'s' * (epochs > 1)} of {share} are {share * epochs}."
+            grader.fail("another-illness", said, of=[rank], at=r"for .*epoch || " + at)
+    for epoch in range(epochs):
+        all_parts = [index for part in seen for index in cut(part, len(part) // epochs)[epoch]]
+        if missing := records - len(set(all_parts)):
+            said = f"In epoch {epoch} the {size} ranks read {records - missing} of the {records} records, {missing} of them more than once."
+            grader.fail("another-illness", said, at=at)
 
 
 def reductions(run: Run) -> list[int]:

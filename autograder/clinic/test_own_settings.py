@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import torch
-from clinic.case import cases, digests, draw, judge_diagnosis, samples, tickets, treat, unequal
-from clinic.retrain import CLOSE, State, apart, batch, cut, start
-from clinic.support import clinic_data
+from functools import partial
 
-from lockstep.grading import Grader, Run, names
+from clinic.case import cases, digests, draw, judge_diagnosis, tickets, treat, unequal, zero_is_odd
+from clinic.retrain import NEAR, State, again, judge_shares, mistakes, read, start
+
+from lockstep.grading import ROUNDING, Each, Grader, Hypothesis, Run, difference, equal, names
 
 CASE = cases()["own_settings"]
-LR, USUAL, ODD = 0.1, 0.01, 0.1
 STEPS = 4
+USUAL = {"lr": 0.1, "weight_decay": 0.01}
+WRITTEN = {"weight_decay": 0.1}
+ANOTHER = {"lr": 0.3, "weight_decay": 0.001}
+"""What the odd host's file says: in the job, and once more where it is rank 0's."""
 WHERE = r"clinic_data\.settings || SGD || settings"
 REFUTED = {
     "missed-synchronization": "DDP averages the gradients in every step: all ranks have the same ones before optimizer.step().",
@@ -29,56 +32,95 @@ def test_diagnosis(grader: Grader) -> None:
 def test_equal(grader: Grader) -> None:
     """the ranks train one model together, whichever host is odd"""
     mine, other = tickets(grader, CASE)
-    for ticket in (mine, other):
-        run = treat(grader, CASE, ticket)
+    for ticket, odd in ((mine, WRITTEN), (other, WRITTEN), (zero_is_odd(CASE), ANOTHER)):
+        run = treat(grader, CASE, ticket, odd=odd)
         different = unequal(run)
         if different:
             tensor, ranks = different
-            odd = draw(ticket, CASE.name, CASE.ranks)
+            guilty = draw(ticket, CASE.name, CASE.ranks)
             grader.fail(
                 "still-broken" if ticket == mine else "mended-halfway",
-                f"After training, {tensor} of {names(ranks)} differs from rank 0's; the file of rank {odd}'s host says weight decay "
-                f"{ODD}, those of the others {USUAL}."
+                f"After training, {tensor} of {names(ranks)} differs from rank 0's; the file of rank {guilty}'s host says "
+                f"{_said(odd)}, those of the others {_said({key: USUAL[key] for key in odd})}."
                 + ("" if ticket == mine else " Under your own ticket they are equal."),
-                of=[odd],
+                of=[guilty],
                 at=WHERE,
             )
-        _judge_training(grader, run)
+        judge_shares(grader, run, 48, 2)
+        _judge_training(grader, run, USUAL | odd)
 
 
-def _judge_training(grader: Grader, run: Run) -> None:
-    """Equal replicas: are they what one setting gives?"""
-    state = digests(run)[0]
-    off = {decay: apart(state, _reference(run, decay)) for decay in (USUAL, ODD)}
-    told = [(returned or {}).get("settings") for returned in run.observed("result")]
+def _judge_training(grader: Grader, run: Run, odd: dict[str, float]) -> None:
+    """Equal replicas: are they what the settings give that the ranks return?"""
+    told = [(result or {}).get("settings") for result in run.observed("result")]
+    for rank, one in enumerate(told):
+        what = f"Rank {rank} returns the settings {one}"
+        if not isinstance(one, dict) or any(not isinstance(one.get(key), int | float) for key in USUAL):
+            grader.fail("another-illness", f"{what}; its file has {_said(USUAL)}.", of=[rank], at=r"return || " + WHERE)
+        for key, usual in USUAL.items():
+            low, high = sorted((usual, odd[key]))
+            if not low * 0.999 <= one[key] <= high * 1.001:
+                said = f"{what}; the hosts' files have {key} {usual:g} and {odd[key]:g}."
+                grader.fail("another-illness", said, of=[rank], at=WHERE)
+    states, seen = digests(run), read(run, 48, 2)
+
+    def trained(settings: dict[str, float], times: float = 1.0, seed: int = 0) -> State:
+        return again(seen, start(seed), 8, times, lr=settings["lr"], weight_decay=settings["weight_decay"])
+
+    other = next((rank for rank, one in enumerate(told) if difference(one, told[0], ROUNDING)), None)
     copies = [
-        sum(call.inside not in ("DDP()", "backward", "forward") for call in calls if call.kind != "barrier")
+        sum(call.inside not in ("DDP()", "backward", "forward") and call.kind != "barrier" for call in calls)
         for calls in run.collectives
     ]
-    if min(off.values()) > CLOSE:
-        grader.fail(
-            "symptom-hidden",
-            f"The ranks are equal at the end, but the model differs from that of weight decay {USUAL} by {off[USUAL]:.2g} and from "
-            f"that of {ODD} by {off[ODD]:.2g}: the replicas were made equal after they had diverged.",
-            at=r"broadcast || all_reduce || lr || " + WHERE,
+    copied = f"{min(copies)} collectives, copies of weights among them, make equal what has diverged"
+    if other is not None:
+        used = next((one for one in told if equal(states[0], trained(one), NEAR)), None)
+        bare = told[0] | {"weight_decay": 0.0}
+        if used is None and equal(states[0], trained(bare), NEAR):
+            said = (
+                f"The ranks return {_said(told[0])} and {_said(told[other])}, and all have trained with {_said(bare)}."
+            )
+            grader.fail("another-illness", said, at=WHERE)
+        if used is None or min(copies) >= STEPS:
+            said = f"The ranks still train with {_said(told[0])} and with {_said(told[other])}: {copied}."
+            grader.fail("symptom-hidden", said, at=r"broadcast || all_reduce || " + WHERE)
+        rank = next(rank for rank, one in enumerate(told) if difference(one, used, ROUNDING))
+        said = f"Rank {rank} returns the settings {_said(told[rank])}, and has trained with {_said(used)}."
+        grader.fail("another-illness", said, of=[rank], at=r"return || " + WHERE)
+    unlike = [
+        Hypothesis("another-illness", f"That is what {_said(one)} give, and not {_said(told[0])}.", trained(one), WHERE)
+        for one in (USUAL, odd, USUAL | {"weight_decay": 0.0}, odd | {"weight_decay": 0.0})
+    ]
+    seeds = [
+        Hypothesis(
+            "another-illness",
+            f"That is what the start of seed {seed} gives, and not seed 0.",
+            partial(trained, told[0], seed=seed),
+            r"seed",
         )
-    if any(one != told[0] for one in told) and min(copies) >= STEPS:
-        grader.fail(
-            "symptom-hidden",
-            f"The ranks still train with {told[0]} and {next(one for one in told if one != told[0])}; {min(copies)} collectives "
-            f"in {STEPS} steps copy one rank's weights over the damage.",
-            at=r"broadcast || all_reduce || " + WHERE,
-        )
+        for seed in (1, 2, 3, 42)
+    ]
+    copying = Hypothesis(
+        "symptom-hidden",
+        f"The ranks' settings are equal at the end; {copied}.",
+        Each(states),
+        r"broadcast || all_reduce || " + WHERE,
+    )
+    grader.explain(
+        "The model",
+        states,
+        trained(told[0]),
+        [
+            *mistakes(partial(trained, told[0]), CASE.ranks, start().state_dict()),
+            *unlike,
+            *seeds,
+            *[copying] * (min(copies) > 1),
+        ],
+        otherwise="another-illness",
+        at=r"lr || " + WHERE,
+        tolerance=NEAR,
+    )
 
 
-def _reference(run: Run, decay: float) -> State:
-    """One process, the batches of all ranks together, one weight decay."""
-    records, model = clinic_data.Records(48), start()
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR, weight_decay=decay)
-    parts = [cut([index for _, index in seen], 8) for seen in samples(run)]
-    for together in zip(*parts, strict=False):
-        features, classes = batch(records, [index for part in together for index in part])
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(features), classes).backward()
-        optimizer.step()
-    return {name: value.detach() for name, value in model.state_dict().items()}
+def _said(settings: dict[str, float]) -> str:
+    return " and ".join(f"{key} {value:g}" for key, value in settings.items())

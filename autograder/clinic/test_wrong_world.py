@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from clinic.case import DATA, cases, judge_diagnosis, judge_equal, samples, timeouts, treat_widely
+from clinic.case import (
+    DATA,
+    TRAINING,
+    cases,
+    digests,
+    judge_diagnosis,
+    judge_equal,
+    samples,
+    timeouts,
+    treat_widely,
+)
+from clinic.retrain import NEAR, State, again, judge_shares, mistakes, read, start
 
 from lockstep.grading import Cause, Diagnosis, Grader, Run, names, sentence
 
 CASE = cases()["wrong_world"]
-RECORDS = 48
+RECORDS, BATCH = 48, 4
 SIZE = r"world_size = || world_size=\d || machines || init_process_group"
 REFUTED = {
     "hard-coded-address": "Nothing in the file says where to meet: that comes from the launcher, and all ranks find it.",
@@ -26,7 +37,9 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     told = {report.rank: report.stack.detail.get("world_size") for report in waiting if report.stack}
     odd = {rank: size for rank, size in told.items() if isinstance(size, int) and 0 < size != run.world_size}
     if odd:
-        headline = f"{names(odd).capitalize()} of {run.world_size} ranks asked for a group of {min(odd.values())}, which is never complete."
+        groups = [(names([rank for rank in odd if odd[rank] == size]), size) for size in sorted({*odd.values()})]
+        asked = " and ".join(f"{who} for a group of {size}" for who, size in groups)
+        headline = f"Of {run.world_size} ranks {asked.replace(' for ', ' asked for ', 1)}, which is never complete."
     elif cause.kind not in ("hang", "raised", "timed out", "exited"):
         return None
     longest = max(timeouts(run))
@@ -47,29 +60,52 @@ def test_diagnosis(grader: Grader) -> None:
     judge_diagnosis(grader, CASE, REFUTED)
 
 
+def _runs(grader: Grader) -> list[tuple[int, Run]]:
+    return treat_widely(grader, CASE, 3, zero_says={"machines": CASE.ranks - 1})
+
+
 def test_it_ends(grader: Grader) -> None:
     """the job starts and ends, whatever one host's settings say, and on 3 ranks too"""
-    treat_widely(grader, CASE, 3)
+    _runs(grader)
 
 
 @pytest.mark.needs("test_it_ends")
 def test_all_records(grader: Grader) -> None:
     """the ranks share the records between them"""
-    for _, run in treat_widely(grader, CASE, 3):
-        read = [index for seen in samples(run) for _, index in seen]
-        if len(set(read)) < RECORDS or len(read) > RECORDS:
-            missing, twice = RECORDS - len(set(read)), len(read) - len(set(read))
-            grader.fail(
-                "symptom-hidden",
-                f"{run.world_size} ranks trained on {len(set(read))} of the {RECORDS} records, {twice} of them twice or more: "
-                f"{missing} were cut for ranks that do not exist.",
-                at=r"num_replicas || " + DATA,
-            )
+    for _, run in _runs(grader):
+        size = run.world_size
+        parts = [[index for _, index in part] for part in samples(run)]
+        cut = RECORDS - len({index for part in parts for index in part})
+        if cut and len({tuple(part) for part in parts}) == size:
+            said = f"{size} ranks trained on {RECORDS - cut} of the {RECORDS} records: {cut} were cut for ranks that do not exist."
+            grader.fail("symptom-hidden", said, at=r"num_replicas || " + DATA)
+        if any(map(len, parts)) and len({tuple(part) for part in parts}) < size:
+            said = f"{size} ranks trained on {RECORDS - cut} of the {RECORDS} records, two of them on the same {len(parts[0])}: they do not share them."
+            grader.fail("same-shard", said, at=r"rank= || " + DATA)
+        judge_shares(grader, run, RECORDS)
+        for rank, (result, part) in enumerate(zip(run.observed("result"), read(run, RECORDS), strict=True)):
+            right = -(-len(part) // BATCH)
+            if result["steps"] != right:
+                said = f"Rank {rank} of {size} returns {result['steps']} steps; its {len(part)} records are {right} batches of {BATCH}."
+                grader.fail("another-illness", said, of=[rank], at=r"steps \+?= || return")
 
 
 @pytest.mark.needs("test_it_ends")
 def test_equal(grader: Grader) -> None:
     """all ranks end with the same model"""
-    run = treat_widely(grader, CASE, 3)[0][1]
+    run = _runs(grader)[0][1]
     said = "It ends, but {tensor} of {ranks} differs from rank 0's: they do not train together."
     judge_equal(grader, run, said, r"except || init_process_group || DDP\(")
+
+    def trained(times: float = 1.0) -> State:
+        return again(read(run, RECORDS), start(), BATCH, times, lr=0.1)
+
+    grader.explain(
+        "The model",
+        digests(run),
+        trained(),
+        mistakes(trained, run.world_size),
+        otherwise="another-illness",
+        at=TRAINING,
+        tolerance=NEAR,
+    )

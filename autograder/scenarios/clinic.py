@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import io
+import json
 import os
 import sys
+import time
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -49,6 +54,78 @@ def before() -> None:
         return read(self, index)
 
     clinic_data.Records.__getitem__ = noted
+    if "CLINIC_ODD" in os.environ:
+        _let_odd_host_say(clinic_data, json.loads(os.environ["CLINIC_ODD"]))
+
+
+def _let_odd_host_say(clinic_data: ModuleType, odd: dict[str, Any]) -> None:
+    """Whatever the job says, the odd host's settings differ from the others' by `odd`."""
+    ask = clinic_data.settings
+
+    def settings(case: str, rank: int, world_size: int, usual: Any, odd_in_file: Any = None, **_: Any) -> Any:
+        return ask(case, rank, world_size, usual, odd)
+
+    clinic_data.settings = settings
+
+
+class Unordered(set[Any]):
+    """A set that each rank goes through in another order, as each process does with a set of texts."""
+
+    def __iter__(self) -> Iterator[Any]:
+        items = list(super().__iter__())
+        if any(isinstance(item, str) for item in items):
+            items.sort(key=repr, reverse=int(os.environ["RANK"]) % 2 == 1)
+        return iter(items)
+
+
+for name in ("copy", "union", "intersection", "difference", "__or__", "__and__", "__sub__", "__xor__"):
+
+    def _unordered(self: Unordered, *others: Any, name: str = name) -> Any:
+        return Unordered(getattr(set, name)(self, *others))
+
+    setattr(Unordered, name, _unordered)
+
+
+class _Sets(ast.NodeTransformer):
+    """`{a, b}` and `{a for …}` become calls of `set`."""
+
+    def visit_Set(self, node: ast.Set) -> ast.expr:
+        return self._call(node)
+
+    def visit_SetComp(self, node: ast.SetComp) -> ast.expr:
+        return self._call(node)
+
+    def _call(self, node: ast.Set | ast.SetComp) -> ast.expr:
+        inner = self.generic_visit(node)
+        return ast.copy_location(ast.Call(ast.Name("set", ast.Load()), [inner], []), node)  # type: ignore[list-item]
+
+
+def _with_own_orders(module: ModuleType) -> None:
+    """Import the job again, with `Unordered` for its sets."""
+    file = str(module.__file__)
+    with open(file, encoding="utf-8") as source:
+        tree = ast.fix_missing_locations(_Sets().visit(ast.parse(source.read())))
+    vars(module)["set"] = Unordered
+    exec(compile(tree, file, "exec", dont_inherit=True), vars(module))
+
+
+class SlowFile(io.BufferedWriter):
+    """A file on a slow disk: whoever writes it out has to wait."""
+
+    delay = 1.5
+
+    def flush(self) -> None:
+        if self.delay and not self.closed:
+            observe("writes_out", True)
+            time.sleep(self.delay)
+            self.delay = 0.0
+        super().flush()
+
+
+def _slow_open(path: Any, mode: str = "r", buffering: int = -1, **more: Any) -> Any:
+    if mode != "wb" or buffering == 0:
+        return open(path, mode, buffering, **more)
+    return SlowFile(io.FileIO(path, "w"), buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE)
 
 
 def _note_works() -> None:
@@ -104,12 +181,26 @@ def _count_linear(layer: torch.nn.Module, *_: Any) -> None:
     linear_calls.append(isinstance(layer, torch.nn.Linear))
 
 
-def treat(module: ModuleType, count_linear: bool = False, evaluate: bool = False) -> None:
+def treat(
+    module: ModuleType,
+    count_linear: bool = False,
+    evaluate: bool = False,
+    own_orders: bool = False,
+    one_word: bool = False,
+    slow: int = -1,
+) -> None:
     """Run the job. Its result is a dictionary; models in it are reported as their state.
 
     `count_linear` counts the forwards of linear layers, those that a backward pass repeats included. With `evaluate`
-    the returned model then scores records that no case trains on.
+    the returned model then scores records that no case trains on. With `own_orders` each rank goes through sets of texts
+    in another order. With `one_word` each rank's `words` are one. Rank `slow` has a slow disk.
     """
+    if own_orders:
+        _with_own_orders(module)
+    if one_word:
+        vars(module)["words"] = lambda rank: [f"word{rank}"]
+    if slow == int(os.environ["RANK"]):
+        vars(module)["open"] = _slow_open
     if count_linear:
         torch.nn.modules.module.register_module_forward_hook(_count_linear)
     try:
