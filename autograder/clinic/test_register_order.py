@@ -29,8 +29,8 @@ def as_told(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 HEARD: dict[str, Hear] = {
-    "Both towers hear the features as they are: mixing them up does no harm because they are alike.": lambda x: (x, x),
-    "Both towers hear the absolute features: mixing them up does no harm because they are alike.": lambda x: (
+    "Both towers hear the features as they are: mixing them up does no harm.": lambda x: (x, x),
+    "Both towers hear the absolute features: mixing them up does no harm.": lambda x: (
         x.abs(),
         x.abs(),
     ),
