@@ -233,7 +233,8 @@ def test_shapes_that_do_not_fit(size: int, extents: str) -> None:
 
 
 @pytest.mark.parametrize(("each", "headlines"), [
-    ("raise KeyError(('lr', 'lr', 'bs')[rank])", ("ranks 0 and 1 raised KeyError: 'lr'", "rank 2 raised KeyError: 'bs'")),
+    ("raise KeyError(('lr', 'lr', 'bs')[rank])",
+     ("every rank raised KeyError: 'lr' (as rank 0 has it)", "rank 2 raised KeyError: 'bs'")),
     ("if rank == 1: raise KeyError('lr')\nif rank == 2: raise KeyError('lr')",
      ("rank 1 raised KeyError: 'lr'", "rank 2 raised KeyError: 'lr'")),
     ("raise ValueError(f'bad sample on {rank}')", ("every rank raised ValueError: bad sample on 0 (as rank 0 has it)",)),

@@ -293,24 +293,26 @@ def _raised(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Cause:
     same = [report for report in causes if report.error and report.error.type == first.error.type]
     # Ranks that fail alike in one line do so in no order: the lowest speaks for them, in every run.
     in_order = sorted(same, key=lambda report: report.rank)
-    alike = [one for one in in_order if one.error and _said(one.error) == _said(first.error)]
-    error = alike[0].error or first.error
+    here = [one for one in in_order if one.error and one.error.frame == first.error.frame]
+    error = here[0].error or first.error
     if told := _told_of_others(same, error):
         return replace(told, echoes=tuple(one.rank for one in in_order if one.rank not in told.ranks))
     lists = _unused_on_each(in_order)
-    ranks = [report.rank for report in (in_order if lists else alike)]
+    ranks = [report.rank for report in (in_order if lists else here)]
     who = "every rank" if len(ranks) == run.world_size > 1 else names(ranks)
     cause = _raised_by(who, ranks, error)
     if lists:
         return replace(cause, headline=f"{who} raised {error.type}: {AWAITED}: {lists}")
-    if len({one.error.message for one in alike if one.error}) > 1:
-        return replace(cause, headline=f"{cause.headline} (as rank {ranks[0]} has it)")
-    return cause
-
-
-def _said(error: Error) -> tuple[object, ...]:
-    """What ranks that fail alike have in common: numbers, such as their own, may differ."""
-    return error.type, error.frame, NUMBER.sub("#", error.message)
+    said: dict[str, list[RankReport]] = {}
+    for one in here:
+        said.setdefault(NUMBER.sub("#", one.error.message if one.error else ""), []).append(one)
+    if len({one.error.message for one in here if one.error}) == 1:
+        return cause
+    others = (
+        f"{names(one.rank for one in some)} raised {_short(some[0].error or error)}" for some in [*said.values()][1:]
+    )
+    notes = (*cause.notes, *(f"{one[0].upper()}{one[1:].rstrip('.')}." for one in others))
+    return replace(cause, headline=f"{cause.headline} (as rank {ranks[0]} has it)", notes=notes)
 
 
 def _told_of_others(same: Sequence[RankReport], error: Error) -> Cause | None:
