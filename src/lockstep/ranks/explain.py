@@ -303,14 +303,13 @@ def _raised(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Cause:
     cause = _raised_by(who, ranks, error)
     if lists:
         return replace(cause, headline=f"{who} raised {error.type}: {AWAITED}: {lists}")
-    said: dict[str, list[RankReport]] = {}
-    for one in here:
-        said.setdefault(NUMBER.sub("#", one.error.message if one.error else ""), []).append(one)
-    if len({one.error.message for one in here if one.error}) == 1:
+    words = {one.rank: _short(one.error) for one in here if one.error}
+    if len({*words.values()}) == 1:
         return cause
-    others = (
-        f"{names(one.rank for one in some)} raised {_short(some[0].error or error)}" for some in [*said.values()][1:]
-    )
+    said: dict[str, list[int]] = {}
+    for rank, own in words.items():
+        said.setdefault(NUMBER.sub("#", own), []).append(rank)
+    others = (f"{names(some)} raised {words[some[0]]}" for some in [*said.values()][1:])
     notes = (*cause.notes, *(f"{one[0].upper()}{one[1:].rstrip('.')}." for one in others))
     return replace(cause, headline=f"{cause.headline} (as rank {ranks[0]} has it)", notes=notes)
 
