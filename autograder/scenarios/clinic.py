@@ -162,8 +162,11 @@ def _noting_timeout(original: Any) -> Any:
         if timeout is not None:
             timeouts.append(timeout.total_seconds())
             observe("timeouts", timeouts)
+        if original.__name__ == "init_process_group":
+            observe("init_method", options.get("init_method", args[1] if len(args) > 1 else None))
         result = original(*args, **options)
         observe("meeting", _meeting())
+        observe("group_size", dist.get_world_size())
         return result
 
     return noted

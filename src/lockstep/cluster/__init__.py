@@ -16,11 +16,12 @@ from __future__ import annotations
 from .availability import Missing, available
 from .hosts import own_hosts
 from .link import set_bandwidth, slow_link
+from .loopback import loopback
 from .nodes import ClusterError, Nodes, Process
 from .rate import bits_per_second
 from .slurm import Job, Slurm
 
 __all__ = [
-    "ClusterError", "Job", "Missing", "Nodes", "Process", "Slurm", "available", "bits_per_second", "own_hosts",
-    "set_bandwidth", "slow_link",
+    "ClusterError", "Job", "Missing", "Nodes", "Process", "Slurm", "available", "bits_per_second", "loopback",
+    "own_hosts", "set_bandwidth", "slow_link",
 ]  # fmt: skip
