@@ -85,7 +85,7 @@ def _judge_meeting(grader: Grader, run: Run) -> None:
     grader.fail("symptom-hidden", said, of=elsewhere, at=ADDRESS)
 
 
-@pytest.mark.needs("test_it_starts")
+@pytest.mark.needs("test_meeting_place")
 def test_training(grader: Grader) -> None:
     """all ranks train one model, on the records of all"""
     for world_size in WORLDS:

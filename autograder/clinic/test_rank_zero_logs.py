@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 from clinic.case import cases, draw, judge_diagnosis, judge_equal, treat_widely, unmended
+from clinic.retrain import Batch, Job, batch, cut, start
+from clinic.support import clinic_data
+from clinic.trained import judge_training
 
 from lockstep.grading import Cause, Collective, Diagnosis, Grader, Run, names, one_or_more
 
 CASE = cases()["rank_zero_logs"]
+RECORDS, BATCH, EVERY, FEWER = 32, 4, 4, 2
 LOGGING = r"if .*losses_of_all || losses_of_all\(loss\) || if .*log || % 4 || all_gather || def main"
 LOG = r"log\.append || losses_of_all\(loss\) || \"log\" || def main"
 REFUTED = {
@@ -18,6 +23,14 @@ REFUTED = {
     "different-order": "What one rank waits in, the others never call at all: it is not a matter of order.",
     "slow-rank": "No rank is slow: the ranks wait in different calls, and will still wait there tomorrow.",
 }
+
+
+def _shares(world_size: int) -> list[list[Batch]]:
+    parts = cut(range(RECORDS), BATCH)
+    return [[batch(clinic_data.Records(RECORDS, seed=rank), part) for part in parts] for rank in range(world_size)]
+
+
+JOB = Job(start, 0.1, _shares)
 
 
 def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
@@ -50,24 +63,32 @@ def test_diagnosis(grader: Grader) -> None:
 
 
 def test_it_ends(grader: Grader) -> None:
-    """the job ends, whichever host logs"""
+    """the job ends, whichever host logs, and on 2 ranks too"""
     _runs(grader)
 
 
 @pytest.mark.needs("test_it_ends")
+def test_equal(grader: Grader) -> None:
+    """all ranks end with the same model, trained on the records of all"""
+    for _, run in _runs(grader):
+        judge_equal(grader, run, "It ends, but {tensor} of {ranks} is no longer that of rank 0.", LOGGING)
+        judge_training(grader, run, JOB)
+
+
+@pytest.mark.needs("test_equal")
 def test_log(grader: Grader) -> None:
     """the host that logs still logs the losses of all ranks"""
-    expected = _losses(CASE.ranks)
     runs = _runs(grader)
-    logging = {draw(ticket, CASE.name, CASE.ranks): _logs(run) for ticket, run in runs}
+    logging = {draw(ticket, CASE.name, CASE.ranks): _logs(run) for ticket, run in runs if run.world_size == CASE.ranks}
     for ticket, run in runs:
-        host = draw(ticket, CASE.name, CASE.ranks)
+        size, expected = run.world_size, _losses(run.world_size)
+        host = draw(ticket, CASE.name, size)
         log = (run.observed("result")[host] or {}).get("log")
         if not log:
             rest = [rank for rank, ranks in logging.items() if rank in ranks]
             told = "It ends because no rank logs any more: the log"
-            if rest or logging[host]:
-                told = f"Only {names(rest or logging[host])} logs, whichever host's settings ask for it: the log"
+            if rest or _logs(run):
+                told = f"Only {names(rest or _logs(run))} logs, whichever host's settings ask for it: the log"
             grader.fail(
                 "symptom-hidden",
                 f"{told} of rank {host}, whose settings ask for one, is {log!r}.",
@@ -79,12 +100,12 @@ def test_log(grader: Grader) -> None:
             right = [[round(one, 3) for one in step] for step in expected]
             grader.fail(
                 "another-illness",
-                f"The log of rank {host} says {told}; the losses of the {CASE.ranks} ranks at steps 4 and 8 were {right}.",
+                f"The log of rank {host} says {told}; the losses of the {size} ranks at steps 4 and 8 were {right}.{_because(log, size)}",
                 of=[host],
                 at=LOG,
             )
-        others = [rank for rank in range(CASE.ranks) if rank != host]
-        too = [rank for rank in others if rank in logging[host] or _prints(run, rank, expected)]
+        others = [rank for rank in range(size) if rank != host]
+        too = [rank for rank in others if rank in _logs(run) or _prints(run, rank, expected)]
         if too:
             what = f"{names(too).capitalize()} {one_or_more(too, 'logs', 'log')} the losses as well; only the settings of rank {host} ask for it."
             grader.fail("another-illness", what, of=too, at=LOG)
@@ -93,16 +114,8 @@ def test_log(grader: Grader) -> None:
             grader.fail("another-illness", what, of=[host], at=LOG)
 
 
-@pytest.mark.needs("test_it_ends")
-def test_equal(grader: Grader) -> None:
-    """all ranks end with the same model"""
-    run = _runs(grader)[1][1]
-    said = "It ends, but {tensor} of {ranks} is no longer that of rank 0."
-    judge_equal(grader, run, said, LOGGING)
-
-
 def _runs(grader: Grader) -> list[tuple[int, Run]]:
-    """(ticket, run) under the learner's ticket and another; rank 0 logs under one of the two, and another rank under one."""
+    """(ticket, run) under the learner's ticket and another; rank 0 logs under one of the two, and another rank under one; and a run on fewer ranks."""
 
     def other(grader: Grader, mine: int) -> int:
         numbers, ticket = grader.random(f"{CASE.name}/log"), mine
@@ -110,7 +123,7 @@ def _runs(grader: Grader) -> list[tuple[int, Run]]:
             ticket = numbers.randrange(1_000_000)
         return ticket
 
-    return treat_widely(grader, CASE, choose=other)
+    return treat_widely(grader, CASE, FEWER, choose=other)
 
 
 def _logs(run: Run) -> list[int]:
@@ -143,20 +156,23 @@ def _close(log: object, expected: list[list[float]]) -> bool:
 
 def _losses(world_size: int) -> list[list[float]]:
     """What the ranks' losses are at steps 4 and 8, computed in one process."""
-    import torch
-    from clinic.support import clinic_data
-    from torch import nn
+    return [list(step) for step in zip(*(one.losses for one in JOB.train(world_size)), strict=True)][EVERY - 1 :: EVERY]
 
-    torch.manual_seed(0)
-    model = nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    parts = [clinic_data.Records(32, seed=rank) for rank in range(world_size)]
-    seen = []
-    for step in range(8):
-        now = slice(4 * step, 4 * step + 4)
-        optimizer.zero_grad()
-        losses = [nn.functional.cross_entropy(model(one.features[now]), one.classes[now]) for one in parts]
-        torch.stack(losses).mean().backward()
-        optimizer.step()
-        seen.append([loss.item() for loss in losses])
-    return [seen[3], seen[7]]
+
+def _because(log: object, world_size: int) -> str:
+    """Which other steps, or what else of the steps 4 and 8, would give such a log."""
+    losses = [list(step) for step in zip(*(one.losses for one in JOB.train(world_size)), strict=True)]
+    for first in range(EVERY - 1):
+        if _close(log, losses[first::EVERY]):
+            return f" It has those of steps {first + 1} and {first + 1 + EVERY}."
+    if _close(log, losses):
+        return f" It has those of all {len(losses)} steps."
+    if _close(log, [[sum(step) / world_size] * world_size for step in _losses(world_size)]):
+        return " It repeats the mean of the ranks."
+    after = []
+    for step in range(EVERY - 1, len(losses), EVERY):
+        model = start()
+        model.load_state_dict(JOB.train(world_size, steps=step + 1)[0].state)
+        now = [share[step] for share in _shares(world_size)]
+        after.append([torch.nn.functional.cross_entropy(model(features), classes).item() for features, classes in now])
+    return " It has the losses of these batches after the step instead of before." if _close(log, after) else ""

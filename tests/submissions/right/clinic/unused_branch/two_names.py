@@ -1,4 +1,4 @@
-# style: two attributes, no list, and no ReLU after the second
+# style: two attributes, no list
 """Case: the second step fails.
 
 “We gave the classifier a second hidden layer. It still trains on one GPU. On three, the first step works and the second
@@ -36,7 +36,7 @@ class Classifier(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(N, 8) float32 to (N, 3)."""
-        return self.head(self.second(torch.relu(self.first(features))))
+        return self.head(torch.relu(self.second(torch.relu(self.first(features)))))
 
 
 def main() -> dict[str, object]:
