@@ -11,7 +11,7 @@ from lockstep.grading import Cause, Diagnosis, Grader, Run, sentence
 
 CASE = cases()["crossed_sends"]
 EXCHANGE = r"if \w*first || dist\.send\( || dist\.recv\( || isend || def exchange || def main"
-LENGTH, STEPS = 6, 5
+LENGTH, STEPS, MORE = 6, 5, 6
 REFUTED = {
     "different-settings": "The settings do differ, and have to: one of two neighbors speaks first. Ask what two neighbors wait in.",
     "collective-on-some-ranks": "There is no collective before the barrier: sends and receives are between two ranks.",
@@ -42,13 +42,13 @@ def test_diagnosis(grader: Grader) -> None:
 
 def test_it_ends(grader: Grader) -> None:
     """the job ends, whichever host was replaced"""
-    treat_widely(grader, CASE)
+    treat_widely(grader, CASE, MORE)
 
 
 @pytest.mark.needs("test_it_ends")
 def test_rod(grader: Grader) -> None:
     """the rod has the temperatures that one process computes"""
-    runs = [*(run for _, run in treat_widely(grader, CASE)), treat(grader, CASE, 1, 3)]
+    runs = [*(run for _, run in treat_widely(grader, CASE, MORE)), treat(grader, CASE, 1, 3)]
     for run in runs:
         _rod(grader, run)
     for run in runs:

@@ -13,7 +13,7 @@ from torch import nn
 from lockstep.grading import Cause, Diagnosis, Grader, Run, names, sentence
 
 CASE = cases()["failing_rank"]
-COUNT, BATCH, RATE = 48, 4, 0.5
+COUNT, BATCH, RATE, MORE = 48, 4, 0.5, 5
 READING = r"float\( || split\( || __getitem__"
 SWALLOWED = r"except || suppress || continue || isdigit || re\. || " + READING
 REFUTED = {
@@ -49,10 +49,12 @@ def trained(world_size: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     model = nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    for start in range(0, COUNT // world_size, BATCH):
-        numbers = range(start * world_size, min((start + BATCH) * world_size, COUNT))
+    mine = [range(rank, COUNT, world_size) for rank in range(world_size)]
+    for start in range(0, len(mine[0]), BATCH):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(features[numbers]), records.classes[numbers]).backward()
+        for numbers in (part[start : start + BATCH] for part in mine):
+            loss = nn.functional.cross_entropy(model(features[numbers]), records.classes[numbers])
+            (loss / world_size).backward()
         optimizer.step()
     return model.state_dict()
 
@@ -65,12 +67,13 @@ def test_diagnosis(grader: Grader) -> None:
 def test_it_ends(grader: Grader) -> None:
     """the job ends, whichever rank has the odd line, and on 2 ranks too"""
     treat_widely(grader, CASE, 2)
+    treat(grader, CASE, other_ticket(grader, CASE, MORE), MORE)
 
 
 @pytest.mark.needs("test_it_ends")
 def test_all_measurements(grader: Grader) -> None:
     """it trains on all 48 measurements, as they are in the file"""
-    for world_size in (CASE.ranks, 2):
+    for world_size in (CASE.ranks, 2, MORE):
         run = treat(grader, CASE, other_ticket(grader, CASE, world_size), world_size)
         used = [int(result["used"]) for result in run.observed("result")]
         if sum(used) < COUNT:
@@ -81,6 +84,10 @@ def test_all_measurements(grader: Grader) -> None:
                 of=fewest,
                 at=SWALLOWED,
             )
+        for rank, count in enumerate(used):
+            if count != len(range(rank, COUNT, world_size)):
+                said = f"Rank {rank} of {world_size} returns {count} measurements; its share is {len(range(rank, COUNT, world_size))}."
+                grader.fail("another-illness", said, of=[rank], at=r"used \+?= || return")
         if unequal(run):
             return
         for name, right in trained(world_size).items():

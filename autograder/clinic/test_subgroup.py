@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from clinic.case import cases, digests, judge_diagnosis, other_ticket, treat, unmended
+from clinic.retrain import NEAR, State, start
+from clinic.support import clinic_data
 
-from lockstep.grading import Cause, Diagnosis, Grader, Run, names, sentence
+from lockstep.grading import Cause, Diagnosis, Each, Grader, Hypothesis, Run, names, sentence
+
+Groups = Sequence[Sequence[int]]
 
 CASE = cases()["subgroup"]
 TEAM = r"team = || groups\[ || new_group || def main"
@@ -70,73 +76,142 @@ def test_more_ranks(grader: Grader) -> None:
 
 def _teams(grader: Grader, run: Run, world_size: int) -> None:
     """Each half has one model, the one that its ranks' mean gradients give."""
-    import torch
-
-    half = world_size // 2
-    weights = [state.get("weight") for state in digests(run)]
+    half, ranks = world_size // 2, range(world_size)
     halves = [range(half), range(half, world_size)]
-    expected = _trained(world_size, halves, half)
-    everybody = [_trained(world_size, [range(world_size)], divisor) for divisor in (half, world_size)]
-    alone = _trained(world_size, [[rank] for rank in range(world_size)], 1)
-    for rank, weight in enumerate(weights):
-        if weight is None or weight.shape != expected[rank].shape:
-            grader.fail(
-                "another-illness",
-                f'Rank {rank} returned no such model under "model".',
-                of=[rank],
-                at=r"return || def main",
-            )
-        if torch.allclose(weight, expected[rank], atol=1e-5):
-            continue
-        if any(torch.allclose(weight, one[rank], atol=1e-5) for one in everybody):
-            grader.fail(
-                "symptom-hidden",
-                f"It ends because the gradients of all {world_size} ranks are averaged: rank {rank} trains on the records and "
-                "with the model of both teams.",
-                of=[rank],
-                at=r"all_reduce || " + TEAM,
-            )
-        mate = next(one for one in halves[rank // half] if one != rank)
-        if torch.allclose(weight, alone[rank], atol=1e-5):
-            grader.fail(
-                "symptom-hidden",
-                f"No rank waits any more, because rank {rank} of {world_size} trains alone: "
-                f"it doesn't have its teammate's model, rank {mate}'s.",
-                of=[rank],
-                at=r"if .*(get_rank|rank in) || all_reduce || " + TEAM,
-            )
-        same = "has the model of" if torch.equal(weight, weights[mate]) else "doesn't have the model of"
-        grader.fail(
-            "another-illness",
-            f"It ends, but of {world_size} ranks rank {rank} {same} its team mate, rank {mate}, "
-            f"and not the one that the records of ranks {halves[rank // half][0]} to {halves[rank // half][-1]} give.",
-            of=[rank],
-            at=TEAM,
-        )
+    parities = [range(0, world_size, 2), range(1, world_size, 2)]
+
+    def trained(groups: Groups = halves, divisor: int = half, **how: Any) -> Each:
+        return Each(_trained(world_size, groups, divisor, **how))
+
+    def mistake(says: str, at: str = TEAM, id: str = "another-illness", **how: Any) -> Hypothesis:
+        return Hypothesis(id, says, partial(trained, **how), at)
+
+    alone: Groups = [[rank] for rank in ranks]
+    everybody = f"It ends because the gradients of all {world_size} ranks are averaged, over the records and the models of both teams."
+    records, sums = r"Records\(", r"/= || all_reduce"
+    hidden: dict[str, Any] = {"id": "symptom-hidden", "at": r"if .*(get_rank|rank in) || all_reduce || " + TEAM}
+    grader.explain(
+        "The model",
+        digests(run),
+        trained(),
+        [
+            mistake(everybody, groups=[ranks], divisor=half, **hidden),
+            mistake(everybody, groups=[ranks], divisor=world_size, **hidden),
+            mistake(everybody, groups=[ranks], divisor=world_size, first=lambda rank: 0, **hidden),
+            mistake(
+                "No rank waits any more, because each trains alone: no step has the mean of its team's gradients.",
+                groups=alone,
+                divisor=1,
+                **hidden,
+            ),
+            mistake(
+                "No rank waits any more, because each trains alone: no step has the mean of its team's gradients.",
+                groups=alone,
+                divisor=1,
+                first=lambda rank: rank % 2,
+                **hidden,
+            ),
+            mistake(
+                "Only the first group averages; in the second half each rank trains alone.",
+                groups=[halves[0], *alone[half:]],
+                **hidden,
+            ),
+            mistake(
+                "The second half's gradients are not averaged, only divided.",
+                groups=[halves[0], *alone[half:]],
+                divisor=half,
+            ),
+            mistake(
+                f"The teams are {_said(parities)}, not {_said(halves)}.", groups=parities, first=lambda rank: rank % 2
+            ),
+            mistake(
+                "Each rank starts from a seed of its own, so that a team has no common model.",
+                r"manual_seed",
+                first=lambda rank: rank,
+            ),
+            mistake("Both teams start from one model.", r"manual_seed", first=lambda rank: 0),
+            mistake(
+                "That is what gradients divided by all ranks give: the mean of a team has another divisor.",
+                sums,
+                divisor=world_size,
+            ),
+            mistake(
+                "That is what a team's sum of gradients gives: nobody divided.", sums, "gradients-summed", divisor=1
+            ),
+            mistake("The weight's gradients are averaged, the bias's are not.", sums, only="weight"),
+            mistake(
+                "The weights are averaged once, at the end: each step was a rank's own.",
+                sums,
+                groups=alone,
+                divisor=1,
+                at_end=halves,
+            ),
+            *[
+                mistake(
+                    f"{who} trains on the same records.",
+                    records,
+                    groups=groups,
+                    divisor=divisor,
+                    reads=reads,
+                    first=first,
+                )
+                for who, reads in (
+                    ("Every rank", lambda rank: 0),
+                    ("Each rank of a team", lambda rank: rank // half),
+                    ("Each team", lambda rank: rank % half),
+                )
+                for groups, divisor in ((halves, half), (alone, 1))
+                for first in (lambda rank: rank // half, lambda rank: 0)
+            ],
+        ],
+        otherwise="another-illness",
+        at=TEAM,
+        tolerance=NEAR,
+    )
+    for rank, result in enumerate(run.observed("result")):
+        if result.get("team") != rank // half:
+            said = f"Rank {rank} of {world_size} returns {result.get('team')!r} as its team. It trains with {_said([halves[rank // half]])}, team {rank // half}."
+            grader.fail("another-illness", said, of=[rank], at=r"team = || return")
 
 
-def _trained(world_size: int, groups: Sequence[Sequence[int]], divisor: int) -> list[Any]:
-    """Each rank's weight in the end, when gradients are summed over these groups and divided by `divisor`."""
-    import torch
-    from clinic.support import clinic_data
-    from torch import nn
+def _said(groups: Groups) -> str:
+    return " and ".join(names(group) for group in groups)
 
-    models = []
-    for rank in range(world_size):
-        torch.manual_seed(rank // (world_size // 2))
-        models.append(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
+
+def _trained(
+    world_size: int,
+    groups: Groups,
+    divisor: int,
+    first: Callable[[int], int] | None = None,
+    reads: Callable[[int], int] = lambda rank: rank,
+    only: str = "",
+    at_end: Groups = (),
+) -> list[State]:
+    """Each rank's model in the end, when gradients are summed over these groups and divided by `divisor`.
+
+    A rank starts from the seed `first(rank)`, its team's number, and reads the records of seed `reads(rank)`. Gradients of
+    other parameters than `only` stay the rank's own. The weights are averaged over the groups `at_end`.
+    """
+    models = [start(first(rank) if first else rank // (world_size // 2)) for rank in range(world_size)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
-    parts = [clinic_data.Records(24, seed=rank) for rank in range(world_size)]
-    for first in range(0, 24, 8):
-        now = slice(first, first + 8)
+    parts = [clinic_data.Records(24, seed=reads(rank)) for rank in range(world_size)]
+    for begin in range(0, 24, 8):
+        now = slice(begin, begin + 8)
         for model, part in zip(models, parts, strict=True):
             model.zero_grad()
-            nn.functional.cross_entropy(model(part.features[now]), part.classes[now]).backward()
+            torch.nn.functional.cross_entropy(model(part.features[now]), part.classes[now]).backward()
         for group in groups:
-            for same in zip(*(models[rank].parameters() for rank in group), strict=True):
+            for name in [only] if only else ["weight", "bias"]:
+                same = [models[rank].get_parameter(name) for rank in group]
                 mean = torch.stack([one.grad for one in same if one.grad is not None]).sum(0) / divisor
                 for one in same:
                     one.grad = mean.clone()
         for optimizer in optimizers:
             optimizer.step()
-    return [model.weight.detach() for model in models]
+    states = [{name: value.detach().clone() for name, value in model.state_dict().items()} for model in models]
+    means = {
+        rank: {name: torch.stack([states[one][name] for one in group]).mean(0) for name in states[rank]}
+        for group in at_end
+        for rank in group
+    }
+    return [means.get(rank, state) for rank, state in enumerate(states)]

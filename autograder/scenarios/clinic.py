@@ -112,11 +112,12 @@ def _with_own_orders(module: ModuleType) -> None:
 class SlowFile(io.BufferedWriter):
     """A file on a slow disk: whoever writes it out has to wait."""
 
-    delay = 1.5
+    delay, job = 1.5, ""
 
     def flush(self) -> None:
         if self.delay and not self.closed:
-            observe("writes_out", True)
+            if sys._getframe(1).f_globals.get("__name__") == self.job:
+                observe("writes_out", True)
             time.sleep(self.delay)
             self.delay = 0.0
         super().flush()
@@ -190,20 +191,21 @@ def treat(
     evaluate: bool = False,
     own_orders: bool = False,
     one_word: bool = False,
-    slow: int = -1,
+    slow_disk: bool = False,
 ) -> None:
     """Run the job. Its result is a dictionary; models in it are reported as their state.
 
     `count_linear` counts the forwards of linear layers, those that a backward pass repeats included. With `evaluate`
     the returned model then scores records that no case trains on. With `own_orders` each rank goes through sets of texts
-    in another order. With `one_word` each rank's `words` are one. Rank `slow` has a slow disk.
+    in another order. With `one_word` each rank's `words` are one. With `slow_disk` it takes a while until
+    what was gathered is on the disk.
     """
     if own_orders:
         _with_own_orders(module)
     if one_word:
         vars(module)["words"] = lambda rank: [f"word{rank}"]
-    if slow == int(os.environ["RANK"]):
-        vars(module)["open"] = _slow_open
+    if slow_disk:
+        SlowFile.job, vars(module)["open"] = module.__name__, _slow_open
     if count_linear:
         torch.nn.modules.module.register_module_forward_hook(_count_linear)
     try:
