@@ -39,7 +39,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     if cause.error.type not in ("ValueError", "JSONDecodeError", "FileNotFoundError"):
         return None
     if any(run.observed("writes_out")):
-        said = f"{sentence(cause.headline)}. The words were on their way to a slow disk: nobody waits at a barrier until they are written."
+        said = f"{sentence(cause.headline)}. The words were on their way to a slow disk; no barrier comes after they are written and before they are read."
         return grader.diagnosis("symptom-hidden", said, of=cause.ranks, at=WRITING)
     return grader.diagnosis("still-broken", sentence(cause.headline), of=cause.ranks, at=WRITING)
 

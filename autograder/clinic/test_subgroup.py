@@ -125,7 +125,7 @@ def _teams(grader: Grader, run: Run, world_size: int) -> None:
                 f"The teams are {_said(parities)}, not {_said(halves)}.", groups=parities, first=lambda rank: rank % 2
             ),
             mistake(
-                "Each rank starts from a seed of its own, so that a team has no common model.",
+                "Each rank starts from another seed, so that a team has no common model.",
                 r"manual_seed",
                 first=lambda rank: rank,
             ),
@@ -135,9 +135,7 @@ def _teams(grader: Grader, run: Run, world_size: int) -> None:
                 sums,
                 divisor=world_size,
             ),
-            mistake(
-                "That is what a team's sum of gradients gives: nobody divided.", sums, "gradients-summed", divisor=1
-            ),
+            mistake("That is what a team's gradients give without a division.", sums, "gradients-summed", divisor=1),
             mistake("The weight's gradients are averaged, the bias's are not.", sums, only="weight"),
             mistake(
                 "The weights are averaged once, at the end: each step was a rank's own.",
