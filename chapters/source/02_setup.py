@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Chapter 2. Setting up: from one process to many
 #
-# In chapter 1, `%%ranks` started the processes and told each one its rank. Outside the notebook, you start them
-# yourself. You begin with a program that trains a small network in one process, and change it line by line until it
+# In chapter 1, `%%ranks` started the processes and told each one its rank. Outside the notebook, you launch them
+# yourself. You start with a program that trains a small network in one process, and change it line by line until it
 # trains on four ranks. On the way you make the usual mistakes on purpose, and see what each of them does. After this
 # chapter you can
 #
