@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from clinic.case import cases, digests, judge_diagnosis, other_ticket, treat
 from clinic.retrain import CLOSE
@@ -37,7 +39,7 @@ def test_mean(grader: Grader) -> None:
                 "symptom-hidden",
                 "The model that rank 0 returns has no running mean any more, so the service has nothing to compare with."
                 if mean is None
-                else "Rank 0's running mean has counted 0 batches: the layer was not trained, and knows no site at all.",
+                else "Rank 0's running mean has counted 0 batches: it was never updated in training, or its count was set back to 0.",
                 at=r"track_running_stats || eval\( || BatchNorm || Norm",
             )
         saved = float(mean.mean())
@@ -49,11 +51,31 @@ def test_mean(grader: Grader) -> None:
         told = f"Rank 0 saves a running mean of {saved:.2f}; the sites' means are {', '.join(f'{one:.2f}' for one in sites)}, all together {pooled:.2f}."
         if whose:
             grader.fail("still-broken", f"{told} It is that of {names(whose)}.", of=whose, at=WRAPPING)
-        grader.fail(
-            "symptom-hidden",
-            f"{told} It lies between: the last batches of all sites are in it, and before them those of one rank.",
-            at=WRAPPING,
-        )
+        mixtures = [
+            (sum(sites), "symptom-hidden", "It is their sum, without a division."),
+            (
+                sum(sites) / CASE.ranks,
+                "mended-halfway",
+                f"It is their sum divided by {CASE.ranks}, on {world_size} ranks.",
+            ),
+            (
+                0.7 * sites[0] + 0.3 * pooled,
+                "symptom-hidden",
+                "The last batches of all sites are in it, and before them those of rank 0.",
+            ),
+            *[
+                (
+                    sum(sites[site] for site in some) / len(some),
+                    "symptom-hidden",
+                    f"It is the mean of {names(some)} alone.",
+                )
+                for some in itertools.combinations(range(world_size), 2)
+            ],
+        ]
+        id, says = min(mixtures, key=lambda one: abs(one[0] - saved))[1:]
+        if not any(abs(value - saved) < NEAR for value, *_ in mixtures):
+            id, says = "symptom-hidden", "It is not that of any site, and not their mean."
+        grader.fail(id, f"{told} {says}", at=WRAPPING)
 
 
 @pytest.mark.needs("test_mean")

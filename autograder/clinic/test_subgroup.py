@@ -125,7 +125,7 @@ def _teams(grader: Grader, run: Run, world_size: int) -> None:
                 f"The teams are {_said(parities)}, not {_said(halves)}.", groups=parities, first=lambda rank: rank % 2
             ),
             mistake(
-                "Each rank starts from another seed, so that a team has no common model.",
+                "Each rank starts from a different seed, so that a team has no common model.",
                 r"manual_seed",
                 first=lambda rank: rank,
             ),
