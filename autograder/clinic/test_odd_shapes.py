@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from clinic.case import cases, draw, judge_diagnosis, treat_widely
+from clinic.case import cases, draw, environment, judge_diagnosis, tickets, treat_widely
 from clinic.support import clinic_data
 
 from lockstep.grading import Cause, Diagnosis, Grader, Run, names, sentence
 
 CASE = cases()["odd_shapes"]
 GATHER = r"all_gather || all_reduce || gather || def from_all_ranks || def main"
+TIMES = 3
+SIZES = r"\b20\b || \b13\b || " + GATHER
 REFUTED = {
     "uneven-data": "There are no batches here, and every rank makes the same number of calls. Compare what they pass to them.",
     "failing-rank": "No rank had an error before the collective; the error is raised inside all_gather.",
@@ -26,14 +28,14 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     return grader.diagnosis("still-broken", sentence(cause.headline), of=cause.ranks, at=GATHER)
 
 
-def expected(guilty: int, world_size: int) -> tuple[list[int], float]:
+def expected(guilty: int, world_size: int, times: int = 1) -> tuple[list[int], float]:
     """All classes in the order of the ranks, and the share that is right."""
     weights = (
         torch.linspace(-1, 1, clinic_data.FEATURES * clinic_data.CLASSES)
         .reshape(clinic_data.FEATURES, clinic_data.CLASSES)
         .sin()
     )
-    parts = [clinic_data.Records(13 if rank == guilty else 20, seed=rank) for rank in range(world_size)]
+    parts = [clinic_data.Records(times * (13 if rank == guilty else 20), seed=rank) for rank in range(world_size)]
     found = torch.cat([(part.features @ weights).argmax(1) for part in parts])
     classes = torch.cat([part.classes for part in parts])
     return found.tolist(), (found == classes).float().mean().item()
@@ -100,3 +102,19 @@ def _owner(number: int, guilty: int, world_size: int) -> int:
         if number < 0:
             return rank
     return world_size - 1
+
+
+@pytest.mark.needs("test_all_records")
+def test_larger_parts(grader: Grader) -> None:
+    """whatever the sizes of the parts are"""
+    mine = tickets(grader, CASE)[0]
+    run = grader.attempt("treat", CASE.ranks, environment=environment(mine), times=TIMES)
+    told = f"With parts of {20 * TIMES} records, and of {13 * TIMES} on one rank, "
+    if run.cause is not None:
+        grader.fail("mended-halfway", f"{told}it is still broken. {run.cause.headline}", of=run.cause.ranks, at=SIZES)
+    right, share = expected(draw(mine, CASE.name, CASE.ranks), CASE.ranks, TIMES)
+    for rank, result in enumerate(run.observed("result")):
+        found = torch.as_tensor(result["found"]).flatten().tolist()
+        if found != right or abs(float(result["share"]) - share) > 1e-6:
+            said = f"{told}rank {rank} has {len(found)} classes and the share {float(result['share']):.4f}; it is {len(right)} and {share:.4f}."
+            grader.fail("mended-halfway", said, of=[rank], at=SIZES)

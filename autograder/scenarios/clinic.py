@@ -100,6 +100,18 @@ class _Sets(ast.NodeTransformer):
         return ast.copy_location(ast.Call(ast.Name("set", ast.Load()), [inner], []), node)  # type: ignore[list-item]
 
 
+def _more_records(times: int) -> None:
+    """Every set of records is so many times as long."""
+    import clinic_data
+
+    construct = clinic_data.Records.__init__
+
+    def constructed(self: Any, count: int, *args: Any, **options: Any) -> None:
+        construct(self, count * times, *args, **options)
+
+    clinic_data.Records.__init__ = constructed
+
+
 def _with_own_orders(module: ModuleType) -> None:
     """Import the job again, with `Unordered` for its sets."""
     file = str(module.__file__)
@@ -192,18 +204,22 @@ def treat(
     own_orders: bool = False,
     one_word: bool = False,
     slow_disk: bool = False,
+    times: int = 1,
 ) -> None:
     """Run the job. Its result is a dictionary; models in it are reported as their state.
 
     `count_linear` counts the forwards of linear layers, those that a backward pass repeats included. With `evaluate`
     the returned model then scores records that no case trains on. With `own_orders` each rank goes through sets of texts
     in another order. With `one_word` each rank's `words` are one. With `slow_disk` it takes a while until
-    what was gathered is on the disk.
+    what was gathered is on the disk. Sets of records are
+    `times` as long.
     """
     if own_orders:
         _with_own_orders(module)
     if one_word:
         vars(module)["words"] = lambda rank: [f"word{rank}"]
+    if times > 1:
+        _more_records(times)
     if slow_disk:
         SlowFile.job, vars(module)["open"] = module.__name__, _slow_open
     if count_linear:
