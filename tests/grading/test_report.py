@@ -495,11 +495,10 @@ def test_names_are_whole_marks_are_large_and_what_goes_on_says_so(tmp_path: Path
         own = page.locator(".marks .pass").first.bounding_box()["width"]
         page.goto(f"file://{tmp_path}/class.html")
         assert page.locator(".matrix .pass").first.evaluate(advance) == pytest.approx(own, rel=0.15)
-        page.set_viewport_size({"width": 390, "height": 844})
-        scrolled = page.locator(".scroll").first
+        page.set_viewport_size({"width": 240, "height": 844})
+        scrolled = page.locator(".scroll").last
         assert scrolled.evaluate("(one) => one.scrollWidth > one.clientWidth")
         assert "local" in scrolled.evaluate("(one) => getComputedStyle(one).backgroundAttachment")
-        assert page.get_by_text("most often failed").count() == 1
         browser.close()
 
 
