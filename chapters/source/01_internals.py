@@ -1540,7 +1540,7 @@ quiz("01_internals/fsdp_or_ddp")
 # - Every rank must issue the same collectives in the same order.
 # - DDP sends **parameters once**, at construction; **buffers** also in forward; **gradients** in backward, as a mean.
 #   `optimizer.step()` sends nothing.
-# - Every message pays the latency, so many messages are slow; a single message can't overlap with backward. Buckets are
+# - Every message pays the latency: many messages are slow; a single message can't overlap with backward. Buckets are
 #   the compromise, and the last bucket is always exposed.
 # - The mean equals the joined batch's gradient if every rank has the same number of samples, the loss is a mean over
 #   them, and no layer mixes samples.
