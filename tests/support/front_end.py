@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -77,8 +78,12 @@ def lab(folder: Path) -> Iterator[Lab]:
             try:
                 server.wait(timeout=20)
             except subprocess.TimeoutExpired:
+                pass
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # the command has ended, and JupyterLab may hang in its own end
                 os.killpg(server.pid, signal.SIGKILL)
-                server.wait(timeout=20)
+            server.wait(timeout=20)
         assert "Shut down" not in (folder / "lab.log").read_text(encoding="utf-8"), "Ctrl-C stops it, and asks nothing"
 
 
