@@ -75,13 +75,9 @@ def lab(folder: Path) -> Iterator[Lab]:
             yield Lab(course, *said)
         finally:
             os.killpg(server.pid, signal.SIGINT)  # as Ctrl-C
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 server.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                pass
-            with contextlib.suppress(
-                ProcessLookupError
-            ):  # the command has ended, and JupyterLab may hang in its own end
+            with contextlib.suppress(ProcessLookupError):  # JupyterLab may hang in its own end, and outlive the command
                 os.killpg(server.pid, signal.SIGKILL)
             server.wait(timeout=20)
         assert "Shut down" not in (folder / "lab.log").read_text(encoding="utf-8"), "Ctrl-C stops it, and asks nothing"
