@@ -155,7 +155,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Job:
-    """How a mended job trains: a network made under seed 0, SGD, and `shares(world_size)[rank]`, a rank's batches in order."""
+    """How a fixed job trains: a network made under seed 0, SGD, and `shares(world_size)[rank]`, a rank's batches in order."""
 
     network: Callable[[], torch.nn.Module]
     rate: float

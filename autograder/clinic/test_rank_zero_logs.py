@@ -156,12 +156,17 @@ def _close(log: object, expected: list[list[float]]) -> bool:
 
 def _losses(world_size: int) -> list[list[float]]:
     """What the ranks' losses are at steps 4 and 8, computed in one process."""
-    return [list(step) for step in zip(*(one.losses for one in JOB.train(world_size)), strict=True)][EVERY - 1 :: EVERY]
+    return _all_losses(world_size)[EVERY - 1 :: EVERY]
+
+
+def _all_losses(world_size: int) -> list[list[float]]:
+    """Of each step, the ranks' losses."""
+    return [list(step) for step in zip(*(one.losses for one in JOB.train(world_size)), strict=True)]
 
 
 def _because(log: object, world_size: int) -> str:
     """Which other steps, or what else of the steps 4 and 8, would give such a log."""
-    losses = [list(step) for step in zip(*(one.losses for one in JOB.train(world_size)), strict=True)]
+    losses = _all_losses(world_size)
     for first in range(EVERY - 1):
         if _close(log, losses[first::EVERY]):
             return f" It has those of steps {first + 1} and {first + 1 + EVERY}."

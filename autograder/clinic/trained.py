@@ -1,4 +1,4 @@
-"""Judges a mended job by what it returns: the model and the loss of the same training in one process, or of a known mistake."""
+"""Judges a fixed job by what it returns: the model and the loss of the same training in one process, or of a known mistake."""
 
 from __future__ import annotations
 

@@ -210,9 +210,8 @@ def treat(
 
     `count_linear` counts the forwards of linear layers, those that a backward pass repeats included. With `evaluate`
     the returned model then scores records that no case trains on. With `own_orders` each rank goes through sets of texts
-    in another order. With `one_word` each rank's `words` are one. With `slow_disk` it takes a while until
-    what was gathered is on the disk. Sets of records are
-    `times` as long.
+    in another order. With `one_word` each rank's `words` are one. With `slow_disk` it takes a while until what was gathered
+    is on the disk. Sets of records are `times` as long.
     """
     if own_orders:
         _with_own_orders(module)

@@ -65,6 +65,7 @@ class Lacking(CheckNotRun):
 
 
 Spoiled = Callable[[ranks.Run], bool]
+"""Whether something else than the submission decided how a run ended."""
 
 
 @dataclass(frozen=True)

@@ -309,9 +309,8 @@ def _raised(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Cause:
     said: dict[str, list[int]] = {}
     for rank, own in words.items():
         said.setdefault(NUMBER.sub("#", own), []).append(rank)
-    others = (f"{names(some)} raised {words[some[0]]}" for some in [*said.values()][1:])
-    notes = (*cause.notes, *(f"{one[0].upper()}{one[1:].rstrip('.')}." for one in others))
-    return replace(cause, headline=f"{cause.headline} (as rank {ranks[0]} has it)", notes=notes)
+    others = (f"{names(some).capitalize()} raised {words[some[0]].rstrip('.')}." for some in [*said.values()][1:])
+    return replace(cause, headline=f"{cause.headline} (as rank {ranks[0]} has it)", notes=(*cause.notes, *others))
 
 
 def _told_of_others(same: Sequence[RankReport], error: Error) -> Cause | None:
