@@ -48,6 +48,7 @@ SCALING = r"def scaling_efficiency"
 PREDICT = r"def predict_step"
 
 CLOSE = Tolerance(1e-3, 1e-6)
+EXACT = Tolerance(1e-5, 1e-6)  # of a scripted clock; wider, two mistakes agree by chance in one draw of a hundred
 WITH = {"step": "with synchronization", "alone": "without"}
 
 
@@ -110,7 +111,7 @@ def times_of_mistakes(measured: Measured) -> list[Hypothesis]:
 def judge_times(grader: Grader, measured: Measured) -> None:
     """What every rank returned, against the script; fails with what it is instead."""
     right, seen = measured.right, measured.seen
-    wrong = wrong_ranks(seen, right, CLOSE)
+    wrong = wrong_ranks(seen, right, EXACT)
     if not wrong:
         return
     got = seen[wrong[0]]
@@ -120,7 +121,7 @@ def judge_times(grader: Grader, measured: Measured) -> None:
     )
     if not measured.run.observed("reads")[wrong[0]]:
         grader.fail("ignores-clock", f"{what} That clock was never read.", of=wrong, at=CLOCK)
-    why = fitting(seen, times_of_mistakes(measured), CLOSE, wrong) or Hypothesis("wrong-time", "", None, RETURN)
+    why = fitting(seen, times_of_mistakes(measured), EXACT, wrong) or Hypothesis("wrong-time", "", None, RETURN)
     grader.fail(why.id, f"{what} {why.says}".rstrip(), of=wrong, at=why.at)
 
 
