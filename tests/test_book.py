@@ -142,6 +142,23 @@ def test_a_page_asks_all_questions_and_gives_no_answer_away(book: Path, name: st
             assert html.escape(choice.why, quote=False) not in text and choice.why not in text
 
 
+def test_what_answers_a_prediction_is_folded_and_opens(book: Path, browser: Any) -> None:
+    """As many cells as in the notebook, and never the cells of a page that asks for no prediction."""
+    cells = json.loads((ROOT / "chapters" / "01_internals.ipynb").read_text(encoding="utf-8"))["cells"]
+    covered = sum(cell["metadata"].get("jupyter", {}).get("outputs_hidden", False) for cell in cells)
+    page = browser.new_page()
+    page.goto(f"file://{book}/01_internals.html")
+    folded = page.locator("details.output")
+    assert folded.count() == covered > 5
+    printed = folded.first.locator("pre, .html").first
+    assert printed.is_hidden()
+    folded.first.locator("summary").click()
+    assert printed.is_visible() and printed.inner_text().strip()
+    page.goto(f"file://{book}/05_checkpointing.html")
+    assert folded.count() == 0 and page.locator("div.output").count() > 5
+    page.close()
+
+
 def test_what_reads_as_a_reference_is_a_link(book: Path) -> None:
     link = soup(book, "05_checkpointing").find("a", string=re.compile(r"chapter 4,\s+.Beyond DDP."))
     assert link["href"] == "04_optimization.html#beyond-ddp"

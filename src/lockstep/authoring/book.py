@@ -9,6 +9,7 @@ are the stored ones, which `pytest --nbval chapters` compares.
 from __future__ import annotations
 
 import base64
+import copy
 import html
 import json
 import re
@@ -51,6 +52,7 @@ PHONE = 500  # A picture that is no wider can be read on a phone without scrolli
 COLUMNS = re.compile(r"\S {2,}\S")  # of a table, which would fall apart in lines that go on
 SHOWN_FILE = re.compile(r"""^print\(Path\("([^"]+)"\)\.read_text\(\)\)$""")
 WRITTEN = re.compile(r"(?:(?:Over)?[Ww]riting|Appending to) \S+")  # what `%%writefile` prints: its first line says it
+UNCOVER = "Predicted? Show the output"
 VERDICT = r"^(?:HANG|CRASH|DRIFT|MISMATCH|OUT OF MEMORY|TIMEOUT)\b.*(?:\n.+)*"  # up to an empty line
 TINTS = tuple(
     (re.compile(pattern, re.MULTILINE), replacement)
@@ -91,7 +93,7 @@ def write_book(course: Course, out: Path, slides: bool = False) -> list[Rendered
         outline, sections = one.outline, _sections(one)
         files[f"{outline.name}.html"] = render(
             "chapter.html.j2", told, outline.name, number=outline.number, title=outline.title,
-            body=Markup(one.body.decode()), sections=sections, previous=before, next=after,
+            body=_covering(one.body), sections=sections, previous=before, next=after,
         )  # fmt: skip
         names = [name for section in outline.sections for name in section.exercises]
         exercises, jobs = ([name for name in names if ("/" in name) is of_clinic] for of_clinic in (False, True))
@@ -220,6 +222,15 @@ def _own_links(body: BeautifulSoup) -> None:
     for code in body.find_all("code", string=ADDRESS):
         if not code.find_parent("a"):
             code.wrap(body.new_tag("a", href=f"https://{code.get_text()}"))
+
+
+def _covering(body: BeautifulSoup) -> Markup:
+    """The chapter for a page: what answers a "Predict" is folded. (Slides show it one step later.)"""
+    page = copy.copy(body)
+    for output in page.find_all(class_="covered"):
+        output.name = "details"
+        output.insert(0, page.new_tag("summary", string=UNCOVER))
+    return Markup(page.decode())
 
 
 class _Cells(HTMLExporter):
