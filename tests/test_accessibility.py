@@ -130,7 +130,7 @@ def outputs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     )
     said = "rank 1 never joined all_reduce #1."
     cause = Cause(Kind.HANG, said, (1,), rows[1].frame, rows, ("It waits.",), topic=Topic.HANGS, branch=4)
-    made = [run_card(Run(2, "cpu", [], cause=cause, seconds=1.5)), report_card(REPORT, 'Next: chapter 1, "The mean"')]
+    made = [run_card(Run(2, "cpu", [], cause=cause, seconds=1.5)), report_card(REPORT, ['Next: chapter 1, "The mean"'])]
     here, question = course_map("02_setup"), quiz("02_setup/set_epoch")
     shown = [card.body for card in made] + [here.html, here.stored_html(), question.stored_html()]
     shown = [f'<div class="lockstep-said">{body}</div>' for body in shown]

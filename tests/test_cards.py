@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 from bs4 import BeautifulSoup
+from IPython.core.error import UsageError
+from IPython.display import Markdown
 from support import ROOT
 from support.tiny_course import make_course
 
 from lockstep.authoring import book, chapters
-from lockstep.course import Course
+from lockstep.course import Course, progress
+from lockstep.course.hints import solution, to_compare
 from lockstep.grading.text import report_text
 from lockstep.grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from lockstep.notebook import checking, exercise
@@ -267,10 +270,15 @@ def test_after_a_pass_a_link_leads_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT / "chapters")
     report = Report(0, (ExerciseResult("setup_ddp", (check("joins", CheckOutcome.PASSED),)),))
     said = 'Next: chapter 2, "Sharding" · then train_ddp: %check train_ddp'
-    card = report_card(report, said)
-    assert repr(card) == f"{report_text(report)}\n\n{said}"
+    compare = "To compare: %solution setup_ddp"
+    card = report_card(report, [said, compare])
+    assert repr(card) == f"{report_text(report)}\n\n{said}\n{compare}"
     page = shown(card)
-    assert page.select("p")[-1].get_text() == said
+    assert page.select("p")[-1].get_text() == said + compare
+    assert [code.get_text() for code in page.select("p:last-of-type code")] == [
+        "%check train_ddp",
+        "%solution setup_ddp",
+    ]
     assert [link["href"] for link in page.select("a")] == ["02_setup.ipynb#Sharding"]
 
 
@@ -385,6 +393,29 @@ def test_a_hint_names_the_command_for_the_next(tmp_path: Path, monkeypatch: pyte
     folded = [shown(one).select("details") for one in told]
     assert [[one.get_text() for one in each] for each in folded] == [[], ["Hint 1OneFirst."]]
     assert shown(told[0]).strong.get_text() == "One" and "%hint add" in shown(told[0]).get_text()
+
+
+def test_a_solution_is_shown_after_a_pass_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    course = make_course(tmp_path)
+    monkeypatch.setenv("LOCKSTEP_COURSE", str(course.root))
+    (course.solutions / "add.md").write_text("Why it is so.\n")
+    told: list[Markdown] = []
+    monkeypatch.setattr(exercise, "display", told.append)
+    magics = exercise.ExerciseMagics(shell=None)  # type: ignore[no-untyped-call]
+    with pytest.raises(UsageError, match="add has not passed yet"):
+        magics.solution("add")
+    progress.record(course, "add", 1, 2)
+    with pytest.raises(UsageError, match="add has not passed yet"):
+        magics.solution("add")
+    assert told == []
+    progress.record(course, "add", 2, 2)
+    magics.solution("add")
+    assert told[0].data == f"```python\n{solution(course, 'add')}```\n\nWhy it is so.\n"
+    assert to_compare(course, ["add"], "%solution") == "To compare: %solution add"
+    (course.solutions / "add.py").unlink()
+    with pytest.raises(UsageError, match="no solutions"):
+        magics.solution("add")
+    assert to_compare(course, ["add"], "%solution") == "" == to_compare(course, ["add", "add"], "%solution")
 
 
 def test_the_code_where_a_check_hung_is_in_its_card() -> None:

@@ -145,6 +145,10 @@ def test_a_terminal_says_what_is_next_after_a_pass_alone(course: Course, capsys:
         said = " ".join(capsys.readouterr().out.split())
         after = 'Next: chapter 2, "Sharding" · then train_ddp: ./lockstep check train_ddp'
         assert said == ("" if outcome is CheckOutcome.FAILED else after)
+    (course.root / "solutions").mkdir()
+    (course.root / "solutions" / "setup_ddp.py").touch()
+    show_next(course, Report(0, (result,)))
+    assert capsys.readouterr().out.endswith("\nTo compare: ./lockstep solution setup_ddp\n")
 
 
 def test_a_chapter_marked_as_complete_is_behind_the_reader(course: Course) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
-from ..course import Chapter, Course, progress
+from ..course import Chapter, Course, hints, progress
 from ..course.outline import section_of
 from ..course.standing import ChapterStanding, NextUp, next_up, standing
 from ..grading.text import WIDTH, check_text, hint_text, is_explained, is_unwritten, stage_text, waiting_text
@@ -58,10 +58,16 @@ def show_section(course: Course, exercise: str) -> None:
 
 
 def show_next(course: Course, report: Report) -> None:
-    """After a pass, what comes next."""
-    coming = next_up(course, report.exercises[-1].name) if report.passed else None
+    """After a pass, what comes next, and where the course's own solution is."""
+    if not report.passed:
+        return
+    names = [one.name for one in report.exercises]
+    coming = next_up(course, names[-1])
+    compare = hints.to_compare(course, names, "./lockstep solution")
     if coming is not None:
         console().print(painted(next_text(coming, width())))
+    if compare:
+        console().print(painted(compare))
 
 
 def next_text(coming: NextUp, columns: int) -> str:

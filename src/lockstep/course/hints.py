@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import progress
@@ -55,6 +56,12 @@ def write_up(course: Course, name: str) -> str:
     """The write-up of a solution (`solutions/NAME.md`); empty when there is none."""
     file = course.solutions / f"{name}.md"
     return file.read_text(encoding="utf-8") if file.is_file() else ""
+
+
+def to_compare(course: Course, passed: Sequence[str], command: str) -> str:
+    """After one exercise has passed: where the course's own solution is. Empty for several, and where there is none."""
+    one = passed[0] if len(passed) == 1 else ""
+    return f"To compare: {command} {one}" if one and (course.solutions / f"{one}.py").is_file() else ""
 
 
 def suffixes(course: Course, name: str) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from ..ranks.cards import breakable, card, card_of, coded, proof, said
 HINT = "%hint"
 UNSAVED = "(or not saved: Ctrl+S)"
 SOLUTIONS = "The course's solution:"
-COMMAND = re.compile(r"(%check [\w/]+)")
+COMMAND = re.compile(r"(%(?:check|solution) [\w/]+)")
 REFERENCE = re.compile(r"chapter (\d+), &quot;(.+?)&quot;")  # In HTML
 
 
@@ -79,17 +79,17 @@ def unwritten_card(run: Run) -> Card | None:
 # A grading ------------------------------------------------------------------------------------------------------------
 
 
-def report_card(report: Report, coming: str = "", of_solutions: bool = False) -> Card:
-    """A grading: what failed first, what passed and what was not run folded into a line each; then what comes next.
+def report_card(report: Report, onward: Sequence[str] = (), of_solutions: bool = False) -> Card:
+    """A grading: what failed first, what passed and what was not run folded into a line each; then what to do next.
 
     `of_solutions` says that the course's own solutions were checked, so that no reader takes it for a pass.
     """
     parts = [_exercise(exercise, of_solutions) for exercise in report.exercises]
     parts += [f'<div class="ls-card"><p>{escape(BROKE)}</p><pre>{escape(fault)}</pre></div>' for fault in report.faults]
-    onward = COMMAND.sub(r'<code class="ls-keep">\1</code>', _linked(coming))
-    parts += [f"<p>{onward}</p>"] if coming else []
+    lines = [COMMAND.sub(r'<code class="ls-keep">\1</code>', _linked(line)) for line in onward]
+    parts += [f"<p>{'<br>'.join(lines)}</p>"] if lines else []
     whose = SOLUTIONS if of_solutions else ""
-    return Card("".join(parts), "\n\n".join(filter(None, (whose, report_text(report, HINT), coming))))
+    return Card("".join(parts), "\n\n".join(filter(None, (whose, report_text(report, HINT), "\n".join(onward)))))
 
 
 def _exercise(result: ExerciseResult, of_solution: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""`%check`, `%hint` and `%course`: the grader in a cell, and where the learner stands."""
+"""`%check`, `%hint`, `%solution` and `%course`: the grader in a cell, and where the learner stands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
-from IPython.display import display
+from IPython.display import Markdown, display
 
 from ..course import Course, CourseError, find, hints, progress
 from ..course.standing import next_up
@@ -37,18 +37,35 @@ class ExerciseMagics(Magics):
             raise UsageError(
                 f"Lockstep could not run this check: {error}. ./lockstep doctor looks at this machine."
             ) from None
-        coming = None
+        onward: list[str] = []
         if not is_compared():
             for result in [one for one in report.exercises if one.name not in stubs]:
                 progress.record(course, result.name, result.score, result.max_score)
-            coming = next_up(course, names[-1]) if report.passed else None
-        output.end(report_card(report, coming.said("%check") if coming else "", are_solutions(course)))
+            if report.passed:
+                coming = next_up(course, names[-1])
+                onward = [coming.said("%check") if coming else "", hints.to_compare(course, names, "%solution")]
+        output.end(report_card(report, list(filter(None, onward)), are_solutions(course)))
 
     @line_magic
     def hint(self, line: str) -> None:
         """Show the next hint: `%hint train_ddp`."""
         course, names = _asked(line, "%hint")
         display(hint_card(names[0], *hints.take_hint(course, names[0])))
+
+    @line_magic
+    def solution(self, line: str) -> None:
+        """Show the course's own solution of an exercise that has passed: `%solution train_ddp`."""
+        course, (name, *_) = _asked(line, "%solution")
+        if not progress.of(course, name).passed:
+            raise UsageError(
+                f"{name} has not passed yet. In a terminal, ./lockstep solution {name} shows it all the same."
+            )
+        try:
+            parts = {suffix: hints.solution(course, name, suffix) for suffix in hints.suffixes(course, name)}
+        except CourseError as error:
+            raise UsageError(str(error)) from None
+        said = [f"```{'python' if suffix == '.py' else 'bash'}\n{code}```" for suffix, code in parts.items()]
+        display(Markdown("\n\n".join(filter(None, [*said, hints.write_up(course, name)]))))
 
     @line_magic
     def course(self, line: str) -> Any:
