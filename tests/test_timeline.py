@@ -279,6 +279,22 @@ def test_no_two_labels_of_a_line_overlap() -> None:
         assert len(line) >= 2 and all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(line)))
 
 
+@pytest.mark.parametrize(("begin", "said"), [(0.002, ["bucket 1", "2", "3", "bucket 4"]), (0.0, ["bucket 4"])])
+def test_a_number_alone_follows_a_name_that_it_counts(begin: float, said: list[str]) -> None:
+    """There is room for a name before the first bar, or none."""
+    run = made()
+    edges = [begin, begin + 0.0003, begin + 0.0006, begin + 0.0009, 0.0102]
+    for report in run.ranks:
+        del report.waits[:]
+        report.collectives[1:] = [
+            call(report.rank, 3 + n, "all_reduce", a, b, "backward")
+            for n, (a, b) in enumerate(itertools.pairwise(edges))
+        ]
+    texts = ElementTree.fromstring(picture(Timeline((whole(run),)))).findall(f"{SVG}text")
+    line = next(text.get("y") for text in texts if text.text == "bucket 4")
+    assert [text.text for text in texts if text.get("y") == line] == said
+
+
 def test_only_ddp_has_buckets_and_a_sum_by_hand_is_an_all_reduce() -> None:
     """Also one in a hook, which backward calls too."""
     for ddp in (True, False):

@@ -88,6 +88,8 @@ class _Bar:
     said: list[str]
     labels: tuple[str, ...] = ()
     """Of these, the first one that has room."""
+    number: str = ""
+    """What is left of them where none has, after a bar in whose lane the name stands before its number."""
     group: str = ""
     mark: float = math.inf  # The place of a line before the bar, which a label leaves free
     queued: float = 0.0  # How much of it, from its left, is a line: there it queues
@@ -107,24 +109,25 @@ class _Lane:
 
     def draw(self) -> list[str]:
         afters = [*(bar.left for bar in self.bars[1:]), float(self.wide)]
-        free, drawn, labels = float(LEFT), [], []
+        free, drawn, labels, numbered = float(LEFT), [], [], False
         for bar, after in zip(self.bars, afters, strict=False):  # without bars there is one `after` all the same
             drawn.append(self._draw(bar, after))
             if bar.group == "tl-phase" or self.height < 13:
                 continue
-            label, right = self._label(bar, free, after)
+            label, right = self._label(bar, free, after, numbered)
             labels += label
+            numbered |= bool(label and bar.number)
             free = max(free, right)
         return drawn + labels
 
-    def _label(self, bar: _Bar, free: float, after: float) -> tuple[list[str], float]:
+    def _label(self, bar: _Bar, free: float, after: float, numbered: bool) -> tuple[list[str], float]:
         """A collective's label, beside the bar or in a part of it, and where bar and label end."""
         x, y = min(bar.left, bar.mark) - 4, self.top + self.height - 4
         after = min([after, *(line for line in self.lines if line > bar.right)])
         free = max([free, *(line for line in self.lines if line <= bar.left)])
         whole, *exposed = bar.parts
         edges = [whole[1], *(edge for part in exposed for edge in part[1:]), whole[2]]
-        for label in bar.labels:
+        for label in (*bar.labels, *([bar.number] if bar.number and numbered else [])):
             needed = CHARACTER * len(label) + 8
             if after - bar.right > needed:
                 text = f'<text class="tl-soft" x="{bar.right + 4:.1f}" y="{y:g}">{escape(label)}</text>'
@@ -295,13 +298,15 @@ def _phase(phase: Phase, where: str, x: Callable[[float], float]) -> _Bar:
     if phase.waits:
         said.append(f"computes {_ms(seconds - phase.waits_seconds)}, waits {_ms(phase.waits_seconds)}")
     parts = [(kind, left, right), *(("waits", x(begin), x(end)) for begin, end in phase.waits)]
-    return _Bar(left, right, parts, said, (LABELS[phase.name],), "tl-phase")
+    return _Bar(left, right, parts, said, (LABELS[phase.name],), group="tl-phase")
 
 
 def _own(begin: float, end: float, rank: int, x: Callable[[float], float]) -> _Bar:
     """What a rank does between two steps."""
     left, right = x(begin) + 2, x(end) - 2
-    return _Bar(left, right, [("own", left, right)], [f"{OWN}, rank {rank}", _ms(end - begin)], (OWN,), "tl-phase")
+    return _Bar(
+        left, right, [("own", left, right)], [f"{OWN}, rank {rank}", _ms(end - begin)], (OWN,), group="tl-phase"
+    )
 
 
 def _collective(item: Bucket, name: str, where: str, x: Callable[[float], float]) -> _Bar:
@@ -321,13 +326,13 @@ def _collective(item: Bucket, name: str, where: str, x: Callable[[float], float]
         told = f"exposed {_ms(item.exposed_seconds)}, hidden {_ms(item.hidden_seconds)}"
     head = f"{name} ({item.kind})" if name != item.kind else name
     parts = [("hidden", runs, right), *(("exposed", a, max(b, a + 0.8)) for a, b in exposed)]
-    labels = ((name,) if item.done else (f"{name}, did not end", name)) + (
-        (name.split()[-1],) if name != item.kind else ()
-    )
+    labels = (name,) if item.done else (f"{name}, did not end", name)
+    number = name.split()[-1] if name != item.kind else ""
     said = [f"{head}, {where}", f"{_size(item.nbytes)}, {_ms(seconds)}", told]
     if runs > left:
         said[2:2] = [f"queued for {_ms(item.runs - item.launch)} of them"]
-    return _Bar(left, right, parts, said, labels, "" if item.is_all_reduce else "tl-other", mark, runs - left)
+    group = "" if item.is_all_reduce else "tl-other"
+    return _Bar(left, right, parts, said, labels, number, group, mark, runs - left)
 
 
 def _keys(panels: tuple[Panel, ...]) -> list[tuple[tuple[str, str, str], float]]:
