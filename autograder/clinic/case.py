@@ -23,7 +23,7 @@ from typing import Any
 
 from msgspec import toml
 
-from lockstep.grading import CheckNotRun, Diagnosis, Failed, Grader, Run, evidence, parse
+from lockstep.grading import CheckNotRun, Diagnosis, Failed, Grader, Run, evidence, parse, sentence
 
 HERE = Path(__file__).resolve().parent
 UNANSWERED = "?"
@@ -91,6 +91,25 @@ def treat(
 ) -> Run:
     """Run the submission's `main()` under this ticket; a run that ends badly is a failed check."""
     return grader.run("treat", world_size or case.ranks, environment=environment(ticket, odd), **more)
+
+
+def treat_further(
+    grader: Grader,
+    case: Case,
+    ticket: int,
+    told: str,
+    at: str,
+    id: str = "mended-halfway",
+    *,
+    world_size: int | None = None,
+    odd: dict[str, Any] | None = None,
+    **more: Any,
+) -> Run:
+    """As `treat`, for a job that has ended well elsewhere: `told` says what is different here, where it ends badly."""
+    run = grader.attempt("treat", world_size or case.ranks, environment=environment(ticket, odd), **more)
+    if run.cause is not None:
+        grader.fail(id, f"{told} {sentence(run.cause.headline)}", of=run.cause.ranks, at=at)
+    return run
 
 
 def learners_ticket(grader: Grader) -> int:
@@ -208,11 +227,9 @@ def judge_sets(grader: Grader, case: Case, ticket: int, at: str, key: str = "") 
     nodes = ast.walk(tree) if tree is not None else ()
     if not any(isinstance(node, kinds) or (isinstance(node, ast.Name) and node.id == "set") for node in nodes):
         return
-    run = grader.attempt("treat", case.ranks, environment=environment(ticket), own_orders=True)
     told = "Each process has its own order of a set of texts. Where the orders differ, as under torchrun, "
     at = rf"set\( || {{.* for .*}} || {at}"
-    if run.cause is not None:
-        grader.fail("loops-over-a-set", told + run.cause.headline, of=run.cause.ranks, at=at)
+    run = treat_further(grader, case, ticket, f"{told}the job breaks.", at, "loops-over-a-set", own_orders=True)
     values = [(result or {}).get(key) for result in run.observed("result")]
     other = [rank for rank, value in enumerate(values) if value != values[0]]
     grader.fail_on(other, "loops-over-a-set", f"{told}the {key} of {{ranks}} is not rank 0's.", at=at)

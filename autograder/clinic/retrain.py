@@ -1,4 +1,4 @@
-"""What the mends of silent cases are compared with: the same training again, on one process, from the records that were read."""
+"""What a mended job is compared with: the same training again, in one process. `trained` judges by it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from clinic.case import DATA, samples
+from clinic.case import samples
 from clinic.support import clinic_data
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lockstep.grading import Grader, Hypothesis, Run, Tolerance
+from lockstep.grading import Run
 
 State = dict[str, torch.Tensor]
 Batch = tuple[torch.Tensor, torch.Tensor]
+Groups = Sequence[Sequence[int]]
 Forward = Callable[[torch.nn.Module, torch.Tensor, int, int], torch.Tensor]
 """(model, features, rank, step from 0) to scores."""
 VALUES = (clinic_data.FEATURES + 1) * clinic_data.CLASSES  # of the linear model
@@ -47,11 +48,6 @@ def apart(state: State, other: State) -> float:
     return max((float((state[name].double() - other[name].double()).abs().max()) for name in state), default=0.0)
 
 
-DIVIDES = r"/ ?= || backward\(\) || /"
-NEAR = Tolerance(relative=1e-4, absolute=2e-5)
-"""As `CLOSE`, for `Grader.explain`."""
-
-
 def read(run: Run, records: int, epochs: int = 1) -> list[list[int]]:
     """The indices that each rank read; a job that takes none one by one is believed to take those of a DistributedSampler."""
     seen = [[index for _, index in part] for part in samples(run)]
@@ -63,65 +59,6 @@ def read(run: Run, records: int, epochs: int = 1) -> list[list[int]]:
             sampler.set_epoch(epoch)
             part.extend(sampler)
     return seen
-
-
-def again(
-    seen: Sequence[Sequence[int]], model: torch.nn.Module, size: int, times: float = 1.0, **options: float
-) -> State:
-    """The model's state after SGD with `options` on what the ranks have `seen` of 48 records, in batches of `size`.
-
-    Each step's gradient is the mean of the ranks' gradients, `times` a number.
-    """
-    optimizer, records = torch.optim.SGD(model.parameters(), **options), clinic_data.Records(48)
-    for together in zip(*(cut(part, size) for part in seen), strict=False):
-        optimizer.zero_grad()
-        for part in together:
-            features, classes = batch(records, part)
-            loss = torch.nn.functional.cross_entropy(model(features), classes)
-            (loss * times / len(together)).backward()
-        optimizer.step()
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-def mistakes(trained: Callable[[float], State], ranks: int, begin: State | None = None) -> list[Hypothesis]:
-    """What else may have been made of the model: `trained(times)` is that with gradients `times` as large.
-
-    `begin` is the model of before the first step, where gradients of zero change it.
-    """
-    told = "That is what gradients {} give."
-    return [
-        Hypothesis(
-            "untrained-weights-returned",
-            "Those are the values of before the first step.",
-            lambda: begin or trained(0),
-            r"deepcopy || return ",
-        ),
-        Hypothesis("double-averaging", told.format(f"divided by {ranks} twice"), lambda: trained(1 / ranks), DIVIDES),
-        Hypothesis(
-            "gradients-summed",
-            told.format(f"summed over the {ranks} ranks"),
-            lambda: trained(ranks),
-            r"all_reduce || " + DIVIDES,
-        ),
-    ]
-
-
-def judge_shares(grader: Grader, run: Run, records: int, epochs: int = 1, at: str = DATA) -> None:
-    """In each epoch the ranks have to share the records between them, each taking as many as the others."""
-    share, size = -(-records // run.world_size), run.world_size
-    seen = read(run, records, epochs)
-    for rank, part in enumerate(seen):
-        if len(part) == records * epochs:
-            said = f"Rank {rank} of {size} trains on all {records} records, and not on {share} of them."
-            grader.fail("same-shard", said, of=[rank], at=at)
-        if not records // size * epochs <= len(part) <= share * epochs:
-            said = f"Rank {rank} of {size} read {len(part)} records; {epochs} epoch{'s' * (epochs > 1)} of {share} are {share * epochs}."
-            grader.fail("another-illness", said, of=[rank], at=r"for .*epoch || " + at)
-    for epoch in range(epochs):
-        all_parts = [index for part in seen for index in cut(part, len(part) // epochs)[epoch]]
-        if missing := records - len(set(all_parts)):
-            said = f"In epoch {epoch} the {size} ranks read {records - missing} of the {records} records, {missing} of them more than once."
-            grader.fail("another-illness", said, at=at)
 
 
 def reductions(run: Run) -> list[int]:
@@ -162,37 +99,54 @@ class Job:
     shares: Callable[[int], list[list[Batch]]]
     epochs: int = 1
     forward: Forward = lambda model, features, rank, step: model(features)
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.nn.functional.cross_entropy
+    weight_decay: float = 0.0
+    seed: Callable[[int], int] = lambda rank: 0
 
-    def start(self) -> torch.nn.Module:
+    def start(self, rank: int = 0) -> torch.nn.Module:
         """The network before the first step, made without a trace on this process's random numbers."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.manual_seed(self.seed(rank))
             return self.network()
 
     def train(
-        self, world_size: int, *, divisor: float = 0, alone: bool = False, steps: int | None = None
+        self, world_size: int, *, divisor: float = 0, groups: Groups = (), only: str = "", steps: int | None = None
     ) -> list[Trained]:
-        """What each rank has in the end, where the gradients of all are added and divided by `divisor` (0: their number).
+        """What each rank has in the end, where the gradients of a group are added and divided by `divisor` (0: its size).
 
-        `alone`: each rank follows its own gradients. Only the first `steps` are taken where this is given.
+        All ranks are one group where none is given. The parameters besides `only` this one follow each rank's own
+        gradients. Only the first `steps` are taken where this is given.
         """
         shares = [share[:steps] for share in self.shares(world_size)]
-        models = [self.start() for _ in shares]
+        models = [self.start(rank) for rank in range(world_size)]
         losses: list[list[float]] = [[] for _ in shares]
         for step, batches in enumerate(zip(*shares, strict=True)):
             gradients = []
             for rank, (model, (features, classes)) in enumerate(zip(models, batches, strict=True)):
-                loss = torch.nn.functional.cross_entropy(self.forward(model, features, rank, step), classes)
+                loss = self.loss(self.forward(model, features, rank, step), classes)
                 losses[rank].append(loss.item())
-                parameters = list(model.parameters())
-                gradients.append(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
-            mean = [sum(same) / (divisor or world_size) for same in zip(*gradients, strict=True)]
-            for model, own in zip(models, gradients, strict=True):
+                named = dict(model.named_parameters())
+                own = torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
+                gradients.append(dict(zip(named, own, strict=True)))
+            for group in groups or [range(world_size)]:
+                for name in [only] if only else list(gradients[0]):
+                    mean = sum(gradients[rank][name] for rank in group) / (divisor or len(group))
+                    for rank in group:
+                        gradients[rank][name] = mean
+            for model, gradient in zip(models, gradients, strict=True):
                 with torch.no_grad():
-                    for parameter, gradient in zip(model.parameters(), own if alone else mean, strict=True):
-                        parameter -= self.rate * gradient
+                    for name, parameter in model.named_parameters():
+                        parameter -= self.rate * (gradient[name] + self.weight_decay * parameter)
         states = [{name: value.detach().clone() for name, value in model.state_dict().items()} for model in models]
         return [Trained(*one) for one in zip(states, losses, strict=True)]
+
+    def state(self, world_size: int, **how: Any) -> State:
+        """Rank 0's model after `train`."""
+        return self.train(world_size, **how)[0].state
+
+    def alone(self, world_size: int) -> list[State]:
+        """Each rank's model where it follows its own gradients."""
+        return [one.state for one in self.train(world_size, groups=[[rank] for rank in range(world_size)])]
 
     def going(self, forward: Forward) -> Job:
         """The same job with another forward pass."""
@@ -216,3 +170,19 @@ def sampled(
         return dealt
 
     return shares
+
+
+def as_read(run: Run, size: int, records: int = 48, epochs: int = 1) -> Callable[[int], list[list[Batch]]]:
+    """Batches of `size` of the records that the ranks of this run read, however they shared them."""
+
+    def shares(world_size: int) -> list[list[Batch]]:
+        every = clinic_data.Records(records)
+        dealt = [[batch(every, part) for part in cut(seen, size)] for seen in read(run, records, epochs)]
+        return [share[: min(map(len, dealt))] for share in dealt]
+
+    return shares
+
+
+def mean(states: Sequence[State]) -> State:
+    """The mean of several models."""
+    return {name: sum(state[name] for state in states) / len(states) for name in states[0]}  # type: ignore[misc]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 
 import pytest
 from clinic.case import cases, judge_diagnosis, judge_equal, other_ticket, steps, treat
@@ -61,7 +62,7 @@ def test_training(grader: Grader) -> None:
         stale = Hypothesis(
             "missing-set-epoch",
             "The records come in the same order in both epochs.",
-            lambda run=run: STALE.train(run.world_size)[0].state,
+            partial(STALE.state, run.world_size),
             r"set_epoch || Sampler\(",
         )
         judge_training(grader, run, JOB, [stale], FORWARD)

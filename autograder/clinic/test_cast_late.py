@@ -93,7 +93,7 @@ def test_training(grader: Grader) -> None:
     stale = Hypothesis(
         "missing-set-epoch",
         "The records come in the same order in both epochs.",
-        lambda: replace(job, shares=sampled(BATCH, EPOCHS, False, DOUBLE)).train(WORLD)[0].state,
+        lambda: replace(job, shares=sampled(BATCH, EPOCHS, False, DOUBLE)).state(WORLD),
         r"set_epoch || Sampler\(",
     )
     seen = renamed(run, job.start().state_dict())
@@ -107,5 +107,5 @@ def test_training(grader: Grader) -> None:
 
 
 def _off(run: Run, job: Job) -> float:
-    right = job.train(WORLD)[0].state
+    right = job.state(WORLD)
     return apart(renamed(run, right)[0], right)

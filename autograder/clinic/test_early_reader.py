@@ -8,15 +8,15 @@ import pytest
 import torch
 from clinic.case import (
     cases,
-    digests,
-    environment,
     judge_diagnosis,
     judge_equal,
     judge_sets,
+    treat_further,
     treat_widely,
     zero_is_odd,
 )
-from clinic.retrain import NEAR, State, mistakes
+from clinic.retrain import Batch, Job
+from clinic.trained import judge_training
 
 from lockstep.grading import Cause, Diagnosis, Grader, Run, names, sentence
 
@@ -88,10 +88,8 @@ def test_vocabulary(grader: Grader) -> None:
                     at=r"vocabulary =",
                 )
     says = {"gather": 1 << 20}
-    short = grader.attempt("treat", CASE.ranks, environment=environment(zero_is_odd(CASE), says), one_word=True)
-    if short.cause is not None:
-        said = f"Where rank 0's host gathers up to {says['gather']} bytes and each rank has one word, it is still broken. {sentence(short.cause.headline)}"
-        grader.fail("mended-halfway", said, of=short.cause.ranks, at=r"open\( || " + WRITING)
+    told = f"Where rank 0's host gathers up to {says['gather']} bytes and each rank has one word, it is still broken."
+    treat_further(grader, CASE, zero_is_odd(CASE), told, r"open\( || " + WRITING, odd=says, one_word=True)
 
 
 @pytest.mark.needs("test_vocabulary")
@@ -100,27 +98,18 @@ def test_equal(grader: Grader) -> None:
     ticket, run = _runs(grader)[0]
     said = "It ends, but {tensor} of {ranks} differs from rank 0's."
     judge_equal(grader, run, said, r"DDP\( || def main")
-    grader.explain(
-        "The model",
-        digests(run),
-        partial(trained, run),
-        mistakes(partial(trained, run), run.world_size),
-        otherwise="another-illness",
-        at=r"def main",
-        tolerance=NEAR,
-    )
+    judge_training(grader, run, _job(run), at=r"def main", untrained="untrained-weights-returned")
     judge_sets(grader, CASE, ticket, r"vocabulary =", "vocabulary")
 
 
-def trained(run: Run, times: float = 1.0) -> State:
-    """The model after one step with the vocabulary that the ranks returned, in one process."""
+def _job(run: Run) -> Job:
+    """One step, with the vocabulary that the ranks returned."""
     vocabulary = run.observed("result")[0]["vocabulary"]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = torch.nn.EmbeddingBag(len(vocabulary), 3, mode="mean")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for rank in range(run.world_size):
-        text = torch.tensor([[vocabulary.index(f"word{number}") for number in range(5 * rank, 5 * rank + 8)]])
-        (model(text).square().sum() * times / run.world_size).backward()
-    optimizer.step()
-    return {name: value.detach() for name, value in model.state_dict().items()}
+
+    def shares(world_size: int) -> list[list[Batch]]:
+        texts = [range(5 * rank, 5 * rank + 8) for rank in range(world_size)]
+        known = [torch.tensor([[vocabulary.index(f"word{number}") for number in text]]) for text in texts]
+        return [[(text, torch.empty(0))] for text in known]
+
+    network = partial(torch.nn.EmbeddingBag, len(vocabulary), 3, mode="mean")
+    return Job(network, 0.1, shares, loss=lambda scores, _: scores.square().sum())

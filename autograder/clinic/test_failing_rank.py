@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 from clinic.case import cases, judge_diagnosis, judge_equal, other_ticket, steps, treat, treat_widely, unequal
+from clinic.retrain import Batch, Job, start
 from clinic.support import clinic_data
-from torch import nn
+from clinic.trained import judge_training
 
-from lockstep.grading import Cause, Diagnosis, Grader, Run, names, sentence
+from lockstep.grading import Cause, Diagnosis, Grader, Hypothesis, Run, names, sentence
 
 CASE = cases()["failing_rank"]
 COUNT, BATCH, RATE, MORE = 48, 4, 0.5, 5
@@ -41,22 +40,15 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     )
 
 
-@cache
-def trained(world_size: int) -> dict[str, torch.Tensor]:
-    """The model after training on all measurements: each step is one on the batches of all ranks together."""
+def _shares(world_size: int) -> list[list[Batch]]:
+    """Of all measurements, as they are in the file."""
     records = clinic_data.Records(COUNT)
     features = torch.tensor([[float(f"{value:.3f}") for value in row] for row in records.features.tolist()])
-    torch.manual_seed(0)
-    model = nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    mine = [range(rank, COUNT, world_size) for rank in range(world_size)]
-    for start in range(0, len(mine[0]), BATCH):
-        optimizer.zero_grad()
-        for numbers in (part[start : start + BATCH] for part in mine):
-            loss = nn.functional.cross_entropy(model(features[numbers]), records.classes[numbers])
-            (loss / world_size).backward()
-        optimizer.step()
-    return model.state_dict()
+    mine = [torch.arange(rank, COUNT, world_size).split(BATCH) for rank in range(world_size)]
+    return [[(features[numbers], records.classes[numbers]) for numbers in part] for part in mine]
+
+
+JOB = Job(start, RATE, _shares)
 
 
 def test_diagnosis(grader: Grader) -> None:
@@ -90,15 +82,8 @@ def test_all_measurements(grader: Grader) -> None:
                 grader.fail("another-illness", said, of=[rank], at=r"used \+?= || return")
         if unequal(run):
             return
-        for name, right in trained(world_size).items():
-            got = run.observed("result")[0]["model"][name]
-            if not torch.allclose(got, right, rtol=1e-4, atol=1e-5):
-                grader.fail(
-                    "symptom-hidden",
-                    f"It ends, but {name} is {got.flatten()[0]:.5f}, … and not {right.flatten()[0]:.5f}, … as after training on the {COUNT} "
-                    "measurements in the file: something else has been trained on instead.",
-                    at=SWALLOWED,
-                )
+        said = f"Something else than the {COUNT} measurements in the file has been trained on."
+        judge_training(grader, run, JOB, at=SWALLOWED, otherwise=Hypothesis("symptom-hidden", said, None))
 
 
 @pytest.mark.needs("test_it_ends")

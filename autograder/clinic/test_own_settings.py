@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from clinic.case import cases, digests, draw, judge_diagnosis, tickets, treat, unequal, zero_is_odd
-from clinic.retrain import NEAR, State, again, judge_shares, mistakes, read, start
+from clinic.retrain import Job, State, as_read, start
+from clinic.trained import CLOSE, judge_shares, judge_training
 
-from lockstep.grading import ROUNDING, Each, Grader, Hypothesis, Run, difference, equal, names
+from lockstep.grading import ROUNDING, Grader, Hypothesis, Run, difference, equal, names
 
 CASE = cases()["own_settings"]
 STEPS = 4
@@ -62,10 +63,13 @@ def _judge_training(grader: Grader, run: Run, odd: dict[str, float]) -> None:
             if not low * 0.999 <= one[key] <= high * 1.001:
                 said = f"{what}; the hosts' files have {key} {usual:g} and {odd[key]:g}."
                 grader.fail("another-illness", said, of=[rank], at=WHERE)
-    states, seen = digests(run), read(run, 48, 2)
+    states, shares = digests(run), as_read(run, 8, 48, 2)
 
-    def trained(settings: dict[str, float], times: float = 1.0, seed: int = 0) -> State:
-        return again(seen, start(seed), 8, times, lr=settings["lr"], weight_decay=settings["weight_decay"])
+    def job(settings: dict[str, float], seed: int = 0) -> Job:
+        return Job(partial(start, seed), settings["lr"], shares, 2, weight_decay=settings["weight_decay"])
+
+    def trained(settings: dict[str, float], seed: int = 0) -> State:
+        return job(settings, seed).state(run.world_size)
 
     other = next((rank for rank, one in enumerate(told) if difference(one, told[0], ROUNDING)), None)
     copies = [
@@ -74,9 +78,9 @@ def _judge_training(grader: Grader, run: Run, odd: dict[str, float]) -> None:
     ]
     copied = f"{min(copies)} collectives, copies of weights among them, make equal what has diverged"
     if other is not None:
-        used = next((one for one in told if equal(states[0], trained(one), NEAR)), None)
+        used = next((one for one in told if equal(states[0], trained(one), CLOSE)), None)
         bare = told[0] | {"weight_decay": 0.0}
-        if used is None and equal(states[0], trained(bare), NEAR):
+        if used is None and equal(states[0], trained(bare), CLOSE):
             said = (
                 f"The ranks return {_said(told[0])} and {_said(told[other])}, and all have trained with {_said(bare)}."
             )
@@ -88,14 +92,19 @@ def _judge_training(grader: Grader, run: Run, odd: dict[str, float]) -> None:
         said = f"Rank {rank} returns the settings {_said(told[rank])}, and has trained with {_said(used)}."
         grader.fail("another-illness", said, of=[rank], at=r"return || " + WHERE)
     unlike = [
-        Hypothesis("another-illness", f"That is what {_said(one)} give, and not {_said(told[0])}.", trained(one), WHERE)
+        Hypothesis(
+            "another-illness",
+            f"That is what {_said(one)} give, and not {_said(told[0])}.",
+            partial(trained, one),
+            WHERE,
+        )
         for one in (USUAL, odd, USUAL | {"weight_decay": 0.0}, odd | {"weight_decay": 0.0})
     ]
     seeds = [
         Hypothesis(
             "another-illness",
             f"That is what the start of seed {seed} gives, and not seed 0.",
-            partial(trained, told[0], seed=seed),
+            partial(trained, told[0], seed),
             r"seed",
         )
         for seed in (1, 2, 3, 42)
@@ -103,22 +112,17 @@ def _judge_training(grader: Grader, run: Run, odd: dict[str, float]) -> None:
     copying = Hypothesis(
         "symptom-hidden",
         f"The ranks' settings are equal at the end; {copied}.",
-        Each(states),
+        None,
         r"broadcast || all_reduce || " + WHERE,
     )
-    grader.explain(
-        "The model",
-        states,
-        trained(told[0]),
-        [
-            *mistakes(partial(trained, told[0]), CASE.ranks, start().state_dict()),
-            *unlike,
-            *seeds,
-            *[copying] * (min(copies) > 1),
-        ],
-        otherwise="another-illness",
-        at=r"lr || " + WHERE,
-        tolerance=NEAR,
+    judge_training(
+        grader,
+        run,
+        job(told[0]),
+        [*unlike, *seeds],
+        r"lr || " + WHERE,
+        otherwise=copying if min(copies) > 1 else None,
+        untrained="untrained-weights-returned",
     )
 
 

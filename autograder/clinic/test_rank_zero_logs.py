@@ -177,7 +177,7 @@ def _because(log: object, world_size: int) -> str:
     after = []
     for step in range(EVERY - 1, len(losses), EVERY):
         model = start()
-        model.load_state_dict(JOB.train(world_size, steps=step + 1)[0].state)
+        model.load_state_dict(JOB.state(world_size, steps=step + 1))
         now = [share[step] for share in _shares(world_size)]
         after.append([torch.nn.functional.cross_entropy(model(features), classes).item() for features, classes in now])
     return " It has the losses of these batches after the step instead of before." if _close(log, after) else ""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from collections import OrderedDict
 
 import pytest
-import torch
-from clinic.case import cases, judge_diagnosis, judge_equal, other_ticket, treat, wrapped_with
-from clinic.retrain import NEAR, judge_shares, mistakes
+from clinic.case import cases, judge_diagnosis, judge_equal, other_ticket, treat
+from clinic.retrain import Job, sampled
 from clinic.support import clinic_data
+from clinic.trained import flags, judge_loss, judge_shares, judge_training, unmoved
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler
 
-from lockstep.grading import Cause, Diagnosis, Each, Grader, Run, fitting, names
+from lockstep.grading import Cause, Diagnosis, Grader, Hypothesis, Run, names
 
 CASE = cases()["reentrant"]
 WIDTH, HIDDEN, STEPS = 6, 2, 4
@@ -51,29 +50,13 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     return None
 
 
-@cache
-def trained(times: float = 1.0) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """The model after the batches of all ranks together, with nothing recomputed, and the ranks' last losses.
-
-    The gradients are `times` as large.
-    """
-    records, losses = clinic_data.Records(48), [0.0] * CASE.ranks
-    torch.manual_seed(0)
+def network() -> nn.Module:
+    """The network of the stub, with nothing recomputed."""
     first, second = (nn.Sequential(nn.Linear(width, WIDTH), nn.Tanh()) for width in (clinic_data.FEATURES, WIDTH))
-    model = nn.Sequential()
-    for name, layer in (("first", first), ("second", second), ("head", nn.Linear(WIDTH, clinic_data.CLASSES))):
-        model.add_module(name, layer)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    samplers = [DistributedSampler(records, num_replicas=CASE.ranks, rank=rank) for rank in range(CASE.ranks)]
-    loaders = [DataLoader(records, batch_size=4, sampler=sampler) for sampler in samplers]
-    for batches in zip(*loaders, strict=True):
-        optimizer.zero_grad()
-        for rank, (features, classes) in enumerate(batches):
-            loss = nn.functional.cross_entropy(model(features), classes)
-            (loss * times / CASE.ranks).backward()
-            losses[rank] = loss.item()
-        optimizer.step()
-    return model.state_dict(), losses
+    return nn.Sequential(OrderedDict(first=first, second=second, head=nn.Linear(WIDTH, clinic_data.CLASSES)))
+
+
+JOB = Job(network, 0.2, sampled(4))
 
 
 def test_diagnosis(grader: Grader) -> None:
@@ -97,29 +80,9 @@ def test_all_layers(grader: Grader) -> None:
     said = "It ends, but {tensor} of {ranks} differs from rank 0's: its gradients are not averaged."
     judge_equal(grader, run, said, r"no_sync || \.module\( || DDP\( || loss = ")
     judge_shares(grader, run, 48)
-    state = run.observed("result")[0]["model"]
-    right, losses = trained()
-    if mistake := fitting([state], mistakes(lambda times: trained(times)[0], CASE.ranks)[1:], NEAR):
-        grader.fail(mistake.id, f"It ends, and the model is another one. {mistake.says}", at=mistake.at)
-    wrong = [
-        name
-        for name, value in right.items()
-        if name not in state or not torch.allclose(state[name], value, rtol=1e-4, atol=1e-5)
-    ]
-    if wrong:
-        used = wrapped_with(run)[0] if wrapped_with(run) else {}
-        flags = [f"{key}=True" for key in ("find_unused_parameters", "static_graph") if used.get(key)]
-        because = f"It ends because DDP no longer minds ({', '.join(flags)}), but " if flags else "It ends, but "
-        idle = [name for name, value in trained(0)[0].items() if name in state and torch.equal(state[name], value)]
-        found = (
-            f"{', '.join(idle)} have still the values of before the first step: the recomputed layers are not trained"
-            if idle
-            else f"{len(wrong)} of {len(right)} parameters, {wrong[0]} first, are not what training without recomputing makes of them"
-        )
-        grader.fail("symptom-hidden", f"{because}{found}.", at=FLAG + RECOMPUTED)
-    told = [result.get("loss") for result in run.observed("result")]
-    what = "The returned loss"
-    grader.explain(what, told, Each(losses), otherwise="another-illness", at=r"loss\.item || loss =", tolerance=NEAR)
+    otherwise = unmoved(run, JOB) or Hypothesis("symptom-hidden", flags(run).lstrip(), None)
+    judge_training(grader, run, JOB, at=FLAG + RECOMPUTED, otherwise=otherwise)
+    judge_loss(grader, run, JOB)
 
 
 @pytest.mark.needs("test_all_layers")

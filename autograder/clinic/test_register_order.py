@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from clinic.case import cases, digests, draw, judge_diagnosis, judge_sets, tickets, treat, unequal, zero_is_odd
-from clinic.retrain import NEAR, State, again, apart, judge_shares, mistakes, read, reductions
+from clinic.retrain import Job, State, apart, as_read, reductions
 from clinic.support import clinic_data
+from clinic.trained import judge_shares, judge_training
 
-from lockstep.grading import Each, Grader, Hypothesis, Run, names
+from lockstep.grading import Grader, Hypothesis, Run, names
 
 CASE = cases()["register_order"]
 RECORDS, EPOCHS, BATCH = 48, 2, 8
@@ -84,56 +85,48 @@ def test_equal(grader: Grader) -> None:
                 f"The two towers are one layer: {twins[0]} and {twins[1]} hold the same numbers, so nothing can be mixed up.",
                 at=ORDER,
             )
-        _judge_towers(grader, run, len(set(orders)), well)
+        _judge_towers(grader, run, len(set(orders)))
     judge_sets(grader, CASE, mine, ORDER)
 
 
 class Ears(torch.nn.Module):
-    """The model of the job. `first` is the tower that is made first; `hear` says what each tower is given."""
+    """The model of the job. `first` is the tower that is made first."""
 
-    def __init__(self, first: str, hear: Hear) -> None:
+    def __init__(self, first: str) -> None:
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            for name in sorted(SIDES, key=lambda side: side != first):
-                self.add_module(name, torch.nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
-        self.hear = hear
+        for name in sorted(SIDES, key=lambda side: side != first):
+            self.add_module(name, torch.nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        left, right = self.hear(features)
+    def forward(self, features: torch.Tensor, hear: Hear = as_told) -> torch.Tensor:
+        """`hear` says what each tower is given."""
+        left, right = hear(features)
         return self.left(left) + self.right(right)  # type: ignore[no-any-return]
 
 
-def _judge_towers(grader: Grader, run: Run, orders: int, well: str) -> None:
+def _judge_towers(grader: Grader, run: Run, orders: int) -> None:
     """Equal towers: are they those of one process that trains on the same records?"""
-    seen = read(run, RECORDS, EPOCHS)
     towers = [_by_side(state) for state in digests(run)]
-
-    def trained(first: str, times: float = 1.0, hear: Hear = as_told) -> State:
-        return again(seen, Ears(first, hear), BATCH, times, lr=0.1)
-
-    right = {first: trained(first) for first in SIDES}
-    first = min(SIDES, key=lambda side: apart(towers[0], right[side]))
+    jobs = [Job(partial(Ears, first), 0.1, as_read(run, BATCH, RECORDS, EPOCHS), EPOCHS) for first in SIDES]
+    job = min(jobs, key=lambda job: apart(towers[0], job.state(run.world_size)))
     mixed = (
         f"The ranks had {orders} orders in training, and left was averaged with right: that they are equal at the end is "
         "a copy or an exchange of what was mixed up."
     )
     changed = [
-        Hypothesis("another-illness", said, partial(trained, side, hear=hear), HEARING)
-        for side in SIDES
+        Hypothesis(
+            "another-illness",
+            said,
+            partial(one.going(lambda model, features, rank, step, hear=hear: model(features, hear)).state, CASE.ranks),
+            HEARING,
+        )
+        for one in jobs
         for said, hear in HEARD.items()
     ]
     unlike = Hypothesis(
-        "symptom-hidden", mixed, lambda: Each(towers), r"broadcast || all_reduce || load_state || " + ORDER
+        "symptom-hidden", mixed if orders > 1 else "", None, r"broadcast || all_reduce || load_state || " + ORDER
     )
-    grader.explain(
-        "The model",
-        towers,
-        right[first],
-        [*changed, *mistakes(partial(trained, first), CASE.ranks), *[unlike] * (orders > 1)],
-        otherwise="symptom-hidden",
-        at=ORDER,
-        tolerance=NEAR,
+    judge_training(
+        grader, run, job, changed, ORDER, otherwise=unlike, untrained="untrained-weights-returned", seen=towers
     )
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
 import torch
-from clinic.case import cases, judge_diagnosis, judge_equal, other_ticket, samples, treat, wrapped_with
+from clinic.case import cases, judge_diagnosis, judge_equal, other_ticket, samples, treat
 from clinic.retrain import Forward, Job, State, sampled
 from clinic.support import clinic_data
-from clinic.trained import judge_loss, judge_training, renamed
+from clinic.trained import flags, judge_loss, judge_training, renamed, unmoved
 from torch import nn
 
 from lockstep.grading import Cause, Diagnosis, Grader, Hypothesis, Run, equal, names
@@ -99,23 +98,6 @@ def _detached(layer: nn.Module) -> State:
     return {name: value.detach() for name, value in layer.named_parameters()}
 
 
-def _mistakes(world_size: int, seen: State, flags: str) -> Iterator[Hypothesis]:
-    """Each other forward pass, and for any other model the parameters that have not moved."""
-
-    def state(forward: Forward) -> State:
-        return JOB.going(forward).train(world_size)[0].state
-
-    for says, forward in OTHERS.items():
-        yield Hypothesis("symptom-hidden", says + flags, partial(state, forward), FORWARD)
-    before = JOB.start().state_dict()
-    idle = [name for name, value in seen.items() if name in before and torch.equal(value, before[name])]
-    if 0 < len(idle) < len(before):
-        said = (
-            f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} still the values of before the first step.{flags}"
-        )
-        yield Hypothesis("symptom-hidden", said, seen, FORWARD)
-
-
 def test_diagnosis(grader: Grader) -> None:
     """the diagnosis names the cause and the rank"""
     judge_diagnosis(grader, CASE, REFUTED)
@@ -156,11 +138,12 @@ def test_all_layers(grader: Grader) -> None:
                 f"It ends because a layer has been taken out: the model has {len(state)} parameters, and with two hidden layers {len(before)}.",
                 at=r"self\.hidden = || def __init__",
             )
-        options = wrapped_with(run)[0] if wrapped_with(run) else {}
-        used = ", ".join(f"{key}=True" for key in ("find_unused_parameters", "static_graph") if options.get(key))
-        flags = f" DDP only no longer minds ({used})." if used else ""
-        seen = renamed(run, before)[0]
-        judge_training(grader, run, JOB, list(_mistakes(run.world_size, seen, flags)), FLAG if used else FORWARD)
+        others = [
+            Hypothesis("symptom-hidden", says + flags(run), partial(JOB.going(forward).state, run.world_size), FORWARD)
+            for says, forward in OTHERS.items()
+        ]
+        at = FLAG if flags(run) else FORWARD
+        judge_training(grader, run, JOB, others, at, otherwise=unmoved(run, JOB))
         judge_loss(grader, run, JOB)
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 from clinic.case import (
     DATA,
-    TRAINING,
     cases,
-    digests,
     judge_diagnosis,
     judge_equal,
     samples,
     timeouts,
     treat_widely,
 )
-from clinic.retrain import NEAR, State, again, judge_shares, mistakes, read, start
+from clinic.retrain import Job, as_read, read, start
+from clinic.trained import judge_shares, judge_training
 
 from lockstep.grading import Cause, Diagnosis, Grader, Run, names, sentence
 
@@ -96,16 +95,4 @@ def test_equal(grader: Grader) -> None:
     run = _runs(grader)[0][1]
     said = "It ends, but {tensor} of {ranks} differs from rank 0's: they do not train together."
     judge_equal(grader, run, said, r"except || init_process_group || DDP\(")
-
-    def trained(times: float = 1.0) -> State:
-        return again(read(run, RECORDS), start(), BATCH, times, lr=0.1)
-
-    grader.explain(
-        "The model",
-        digests(run),
-        trained(),
-        mistakes(trained, run.world_size),
-        otherwise="another-illness",
-        at=TRAINING,
-        tolerance=NEAR,
-    )
+    judge_training(grader, run, Job(start, 0.1, as_read(run, BATCH)), untrained="untrained-weights-returned")
