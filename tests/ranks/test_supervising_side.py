@@ -17,7 +17,7 @@ from lockstep.ranks import Outcome, client
 from lockstep.ranks.channel import Channel
 from lockstep.ranks.job import Described, Job, TargetKind
 from lockstep.ranks.member import Member
-from lockstep.ranks.messages import Hello, Role
+from lockstep.ranks.messages import Hello, Mark, Notice, Observe, Observed, Role, ToClient, read
 from lockstep.ranks.processes import descendants
 from lockstep.ranks.supervisor import Supervisor
 
@@ -250,5 +250,24 @@ def test_who_attaches_is_asked_of_the_system() -> None:
         supervisor.talk.arguments = [(None, b"")]
         supervisor.talk._admit(Channel(ours), Hello(Role.RANK, 1, 1))
         assert supervisor.run.ranks[1].channel is None
+        supervisor.talk.selector.close()
+        supervisor.talk.door.close()
+
+
+def test_what_a_rank_does_once_it_was_told_as_hung_is_no_part_of_the_run() -> None:
+    """Its peer is ended a moment earlier, so that its call fails: no check may read what it observes then."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        supervisor, client_side = Supervisor(Channel(ours), Job(1, Described(TargetKind.SOURCE))), Channel(theirs)
+        member = Member(Role.RANK, 0, os.getpid())
+        supervisor.run.members = [member]
+        for number, name in enumerate(("before", "after")):
+            supervisor.talk.take(member, Observe(name, number), b"")
+            supervisor.talk.take(member, Mark(number, name, 0), b"")
+            member.stop_here(Outcome.HUNG, 1.0)
+        supervisor.tell(Notice("the end"))
+        heard = [read(ToClient, raw) for raw, _ in client_side.receive() or []]
+        assert heard == [Observed(0, "before", 0), Notice("the end")]
+        assert list(member.events) == [Mark(0, "before", 0)]
         supervisor.talk.selector.close()
         supervisor.talk.door.close()

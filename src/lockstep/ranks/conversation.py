@@ -224,6 +224,8 @@ class Conversation:
             member.watcher = message.thread
             return
         self._moved()
+        if member.outcome is Outcome.HUNG:  # its peers are ended first, so that its call fails, and its code goes on
+            return
         if self.leaving and isinstance(message, (messages.Returned, messages.Raised, messages.Exit)):
             return
         match message:
