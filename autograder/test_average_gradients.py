@@ -27,6 +27,7 @@ TRAINED = [name for name in SHAPES if name != "frozen"]
 COMMON = ["encoder.weight", "scale"]  # what every rank has a gradient for when the branches are not all taken
 ZERO_TOGETHER = (3.0, 1.0, -4.0)  # gradients whose mean is exactly 0: that is not the same as none
 ONE_SIDED = "The check's model has two branches, and only rank 1 has gradients for the left one"
+ALL_BUT_ONE = "Rank 1 had no gradients for the branches, the other ranks had all gradients"
 LEFT, RIGHT = ["left.weight", "left.bias", "left.spare"], ["right.weight", "right.bias", "right.spare"]
 
 FUNCTION = r"def average_gradients"
@@ -90,6 +91,8 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     uneven, lack = len(set(held)) > 1, [rank for rank, count in enumerate(held) if count < max(held)]
     if not uneven:
         had = "All ranks had a gradient for every parameter, but their collectives don't match"
+    elif max(held) == len(TRAINED):
+        had = f"{ALL_BUT_ONE}, and the ranks stopped calling the same collectives"
     elif all(held):
         had = f"{ONE_SIDED}, and the ranks stopped calling the same collectives"
     elif any(call.nbytes == 24 and "float64" in str(call.dtype) for call in run.collectives[1]):  # right.bias
@@ -297,12 +300,7 @@ def test_missing_on_some(grader: Grader) -> None:
     run, gradients = branches(grader)
     met = run.silent_mismatch
     if met:
-        grader.fail(
-            "skips-missing-gradients",
-            f"{ONE_SIDED}, and {say_mismatch(met)}.",
-            of=met,
-            at=MISSING,
-        )
+        grader.fail("skips-missing-gradients", f"{ONE_SIDED}, and {say_mismatch(met)}.", of=met, at=MISSING)
     seen = run.observed("gradients")
     for name in LEFT:
         without = [rank for rank in range(WORLD) if name not in seen[rank]]
@@ -330,6 +328,12 @@ def test_missing_on_some(grader: Grader) -> None:
         grader.fail("skips-a-dtype", what, of=range(WORLD), at=r"dtype || " + WALK)
     for name in used:
         judge_mean(grader, seen, nothing, name)
+    most = draw(grader, "most", [TRAINED, COMMON, TRAINED])
+    run = averages(grader, most)
+    if met := run.silent_mismatch:
+        grader.fail("skips-missing-gradients", f"{ALL_BUT_ONE}, and {say_mismatch(met)}.", of=met, at=MISSING)
+    for name in (*LEFT, *RIGHT):
+        judge_mean(grader, run.observed("gradients"), most, name)
 
 
 @pytest.mark.needs("test_missing_on_some")
