@@ -141,11 +141,16 @@ def _ids_of(course: Course, name: str) -> set[str]:
 def _hints(course: Course, name: str) -> Iterator[Lack]:
     where = f"autograder/hints/{name}.md"
     try:
-        count = len(hints.hints(course, name))
+        every = hints.hints(course, name)
     except CourseError:
         remedy = "Write them, from a nudge to almost the answer, between lines of ---."
         yield Lack(name, where, "there are no hints", remedy)
         return
+    titles = course.titles(name)
+    for check in dict.fromkeys(check for hint in every for check in hint.checks if check not in titles):
+        remedy = f"There are: {', '.join(titles)}." if titles else "Write the checks first."
+        yield Lack(name, where, f"a hint is for {check}, and no check has this name", remedy)
+    count = len(every)
     if count < hints.FEWEST:
         few = f"{count} hints are too few" if count != 1 else "one hint is too few"
         yield Lack(name, where, few, f"Give at least {hints.FEWEST}, between lines of ---.")

@@ -40,7 +40,7 @@ def check(course: Course, request: GradeRequest, as_json: bool = False) -> int:
             shower.finish()
     own = request.submission is None and request.device == "cpu"
     for result in [one for one in report.exercises if one.name not in stubs] if own else ():
-        progress.record(course, result.name, result.score, result.max_score)
+        progress.record(course, result.name, result.score, result.max_score, result.wrong)
     if as_json:
         sys.stdout.write(json.dumps(report.to_json(), ensure_ascii=False) + "\n")
     else:

@@ -85,9 +85,9 @@ def hint(exercise: Name) -> None:
     from .terminal import show_markdown
 
     course = find()
-    taken, of = hints.take_hint(course, *course.require([exercise]))
+    taken, of, why = hints.take_hint(course, *course.require([exercise]))
     more = hints.to_come(len(taken), of, f"`./lockstep hint {exercise}` shows the next hint")
-    show_markdown(f"**Hint {len(taken)} of {of}**\n\n{taken[-1]}\n\n{more}")
+    show_markdown(f"**Hint {len(taken)} of {of}**{f', {why}' if why else ''}\n\n{taken[-1]}\n\n{more}")
 
 
 @commands.command()

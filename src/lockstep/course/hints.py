@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import progress
@@ -13,22 +14,50 @@ from .stubs import SCRIPT, make_stub, without_markers
 from .toml import CourseError
 
 FEWEST = 3  # How many hints an exercise must have
+FOR = re.compile(r"^<!--\s*(?:for:)?(.*?)-->\n?", re.MULTILINE | re.DOTALL)  # A line `<!-- for: test_a, test_b -->`
 
 
-def hints(course: Course, name: str) -> list[str]:
+@dataclass(frozen=True)
+class Hint:
+    """A hint as the learner reads it, and the ids of the checks that it is for."""
+
+    text: str
+    checks: tuple[str, ...] = ()
+
+
+def hints(course: Course, name: str) -> list[Hint]:
     """All hints of an exercise, from a nudge to almost the answer."""
     file = course.autograder / "hints" / f"{name}.md"
     if not file.is_file():
         raise CourseError(f"there are no hints for {name}")
-    return [part.strip() for part in file.read_text(encoding="utf-8").split("\n---\n") if part.strip()]
+    return [_hint(part) for part in file.read_text(encoding="utf-8").split("\n---\n") if part.strip()]
 
 
-def take_hint(course: Course, name: str) -> tuple[list[str], int]:
-    """One more hint each time: (all taken so far, how many there are). After the last, the same again."""
-    every = hints(course, name)
+def _hint(part: str) -> Hint:
+    named = re.findall(r"[^\s,]+", " ".join(FOR.findall(part)))
+    return Hint(FOR.sub("", part).strip(), tuple(named))
+
+
+def take_hint(course: Course, name: str) -> tuple[list[str], int, str]:
+    """One more hint each time: (all taken so far, in that order; how many there are; why this one came, or nothing).
+
+    It is one for a check that failed last time, if there is one, else the next in order; the last of all comes last.
+    After that, the same again.
+    """
+    every, why = hints(course, name), ""
     with progress.change_exercise(course, name) as known:
-        known.hints = taken = min(known.hints + 1, len(every))
-    return [_titled(one) for one in every[:taken]], len(every)
+        order = [number for number in known.order if number < len(every)]
+        left = [number for number in range(len(every)) if number not in order]
+        while len(order) < known.hints and left:  # taken when only their count was kept
+            order.append(left.pop(0))
+        if left:
+            early = [number for number in left if number + 1 < len(every)] or left
+            fitting = [(check, number) for check in known.failed for number in early if check in every[number].checks]
+            check, number = fitting[0] if fitting else ("", early[0])
+            order.append(number)
+            why = f"for the check that failed: {course.titles(name).get(check, check)}" if check else ""
+        known.order, known.hints = order, len(order)
+    return [_titled(every[number].text) for number in order], len(every), why
 
 
 def to_come(number: int, of: int, how: str) -> str:

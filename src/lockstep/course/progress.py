@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,11 @@ COMPLETE = "complete"
 
 @dataclass
 class ExerciseProgress:
-    """One exercise: the best score of all attempts, how many hints were taken. `last` is when it was graded last."""
+    """One exercise: the best score of all attempts, how many hints were taken. `last` is when it was graded last.
+
+    `failed` are the checks that failed then. `order` has the hints taken, counted from 0 as they stand in their file; a
+    file written before it was kept has `hints` alone.
+    """
 
     passed: bool = False
     best: int = 0
@@ -29,6 +33,8 @@ class ExerciseProgress:
     attempts: int = 0
     last: str = ""
     hints: int = 0
+    failed: list[str] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -85,13 +91,14 @@ def change_exercise(course: Course, name: str) -> Iterator[ExerciseProgress]:
         yield progress.exercises.setdefault(name, ExerciseProgress())
 
 
-def record(course: Course, name: str, score: int, max_score: int) -> None:
-    """Note a grading: one more attempt, the best score, and whether the exercise has ever passed."""
+def record(course: Course, name: str, score: int, max_score: int, failed: Sequence[str] = ()) -> None:
+    """Note a grading: one more attempt, the best score, whether the exercise has ever passed, and what failed now."""
     with change_exercise(course, name) as known:
         known.passed |= 0 < max_score == score
         known.best = max(known.best, score)
         known.max_score = max_score
         known.attempts += 1
+        known.failed = list(failed)
         known.last = time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 

@@ -106,6 +106,12 @@ class ExerciseResult:
         return len(self.checks)
 
     @property
+    def wrong(self) -> tuple[str, ...]:
+        """The ids of the checks that failed, without those of parts that are still as they were handed out."""
+        failed = (check for check in self.checks if check.outcome is CheckOutcome.FAILED)
+        return tuple(check.id for check in failed if not (check.diagnosis and check.diagnosis.id == UNWRITTEN))
+
+    @property
     def summary(self) -> str:
         """`4 of 10 checks passed · 1.2 s`; `not begun` for a stub."""
         failed = [check for check in self.checks if check.outcome is CheckOutcome.FAILED]

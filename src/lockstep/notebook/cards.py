@@ -143,15 +143,15 @@ def _failed(check: CheckResult, exercise: str) -> str:
     return f'<div class="ls-one">{"".join(parts)}</div>'
 
 
-def hint_card(exercise: str, taken: Sequence[str], of: int) -> Card:
-    """The last hint taken, with those before it folded below; `of` is how many there are."""
+def hint_card(exercise: str, taken: Sequence[str], of: int, why: str = "") -> Card:
+    """The last hint taken and `why` it came, with those before it folded below; `of` is how many there are."""
     *earlier, text = taken
-    title = f"Hint {len(taken)} of {of}"
+    title = f"Hint {len(taken)} of {of}" + (f", {why}" if why else "")
     more = to_come(len(taken), of, f"For the next hint, run this cell again or, in any other cell, `{HINT} {exercise}`")
     folded = "".join(
         f"<details><summary>Hint {number}</summary>{rendered(one)}</details>" for number, one in enumerate(earlier, 1)
     )
-    shown = f'<p class="ls-soft">{title}</p>{rendered(text)}{folded}<p class="ls-soft">{coded(more)}</p>'
+    shown = f'<p class="ls-soft">{coded(title)}</p>{rendered(text)}{folded}<p class="ls-soft">{coded(more)}</p>'
     return Card(f'<div class="ls-card ls-contract">{shown}</div>', f"{title}\n\n{text}\n\n{more}")
 
 

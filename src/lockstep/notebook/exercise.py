@@ -40,7 +40,7 @@ class ExerciseMagics(Magics):
         onward: list[str] = []
         if not is_compared():
             for result in [one for one in report.exercises if one.name not in stubs]:
-                progress.record(course, result.name, result.score, result.max_score)
+                progress.record(course, result.name, result.score, result.max_score, result.wrong)
             if report.passed:
                 coming = next_up(course, names[-1])
                 onward = [coming.said("%check") if coming else "", hints.to_compare(course, names, "%solution")]
