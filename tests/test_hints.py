@@ -27,14 +27,14 @@ One.
 
 ---
 
-# Both
-<!-- for: {QUIET}, {SUM} -->
+# Quiet
+<!-- for: {QUIET} -->
 
 Two.
 
 ---
 
-<!--for: {SUM}-->
+<!--for: {SUM}, {QUIET}-->
 Three.
 
 ---
@@ -44,7 +44,7 @@ Three.
 
 Four.
 """
-ONE, TWO, THREE, FOUR = "**Start**\n\nOne.", "**Both**\n\nTwo.", "Three.", "**Answer**\n\nFour."
+ONE, TWO, THREE, FOUR = "**Start**\n\nOne.", "**Quiet**\n\nTwo.", "Three.", "**Answer**\n\nFour."
 FOR_SUM = "for the check that failed: Both ranks get the same"
 FOR_QUIET = "for the check that failed: Nothing is printed"
 
@@ -79,9 +79,9 @@ def test_without_a_failed_check_they_come_in_order(course: Course) -> None:
 @pytest.mark.parametrize(
     ("failed", "order"),
     [
-        ([SUM, QUIET], [(TWO, FOR_SUM), (THREE, FOR_SUM), (ONE, ""), (FOUR, FOR_SUM), (FOUR, "")]),
-        ([QUIET, SUM], [(TWO, FOR_QUIET), (THREE, FOR_SUM), (ONE, ""), (FOUR, FOR_SUM), (FOUR, "")]),
-        ([QUIET], [(TWO, FOR_QUIET), (ONE, ""), (THREE, ""), (FOUR, ""), (FOUR, "")]),
+        ([SUM, QUIET], [(THREE, FOR_SUM), (TWO, FOR_QUIET), (ONE, ""), (FOUR, FOR_SUM), (FOUR, "")]),
+        ([QUIET, SUM], [(TWO, FOR_QUIET), (THREE, FOR_QUIET), (ONE, ""), (FOUR, FOR_SUM), (FOUR, "")]),
+        ([QUIET], [(TWO, FOR_QUIET), (THREE, FOR_QUIET), (ONE, ""), (FOUR, ""), (FOUR, "")]),
         (["test_gone"], [(ONE, ""), (TWO, ""), (THREE, ""), (FOUR, ""), (FOUR, "")]),
     ],
 )
@@ -94,16 +94,16 @@ def test_one_for_the_first_failed_check_comes_first_and_the_last_comes_last(
 
 def test_the_last_grading_counts_and_all_taken_stay_in_the_order_taken(course: Course) -> None:
     progress.record(course, "add", 1, 2, [SUM])
-    assert take(course) == (TWO, FOR_SUM)
+    assert take(course) == (THREE, FOR_SUM)
     progress.record(course, "add", 2, 2)
     assert take(course) == (ONE, "")
-    progress.record(course, "add", 1, 2, [SUM])
-    assert hints.take_hint(course, "add") == ([TWO, ONE, THREE], 4, FOR_SUM)
+    progress.record(course, "add", 1, 2, [QUIET])
+    assert hints.take_hint(course, "add") == ([THREE, ONE, TWO], 4, FOR_QUIET)
     assert progress.of(course, "add").hints == 3
 
 
 @pytest.mark.parametrize(
-    ("count", "taken"), [(0, [TWO]), (1, [ONE, TWO]), (2, [ONE, TWO, THREE]), (4, [ONE, TWO, THREE, FOUR])]
+    ("count", "taken"), [(0, [THREE]), (1, [ONE, THREE]), (2, [ONE, TWO, THREE]), (4, [ONE, TWO, THREE, FOUR])]
 )
 def test_of_an_older_file_the_hints_taken_stay_taken(course: Course, count: int, taken: list[str]) -> None:
     old_file(course, count)
@@ -123,11 +123,11 @@ def test_a_file_of_fewer_hints_than_were_taken(course: Course) -> None:
 def test_both_commands_say_why_and_show_no_comment(course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     monkeypatch.setattr(exercise, "display", lambda card: shown.extend([repr(card), card.body]))
-    progress.record(course, "add", 1, 2, [SUM])
+    progress.record(course, "add", 1, 2, [QUIET, SUM])
     exercise.ExerciseMagics(shell=None).hint("add")  # type: ignore[no-untyped-call]
-    assert shown[0].startswith(f"Hint 1 of 4, {FOR_SUM}\n\n{TWO}") and f"Hint 1 of 4, {FOR_SUM}<" in shown[1]
+    assert shown[0].startswith(f"Hint 1 of 4, {FOR_QUIET}\n\n{TWO}") and f"Hint 1 of 4, {FOR_QUIET}<" in shown[1]
     said = CliRunner().invoke(commands, ["hint", "add"]).stdout
-    assert " ".join(said.split()).startswith(f"Hint 2 of 4, {FOR_SUM} Three.")
+    assert " ".join(said.split()).startswith(f"Hint 2 of 4, {FOR_QUIET} Three.")
     exercise.ExerciseMagics(shell=None).hint("add")  # type: ignore[no-untyped-call]
     assert shown[2].startswith("Hint 3 of 4\n\n**Start**")
     assert shown[3].index("Hint 1<") < shown[3].index("Two.") < shown[3].index("Hint 2<") < shown[3].index("Three.")
