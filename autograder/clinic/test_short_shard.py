@@ -68,6 +68,9 @@ def test_all_records(grader: Grader) -> None:
             "The labeler's early evening costs the other ranks their data.",
             at=r"islice || \bmin\(|MIN || break || Subset\( || drop_last || " + DATA,
         )
+    if len(read) > LABELLED:
+        said = f"It ends because {len(read) - LABELLED} records were added that nobody has labeled: the model learns what was made up."
+        grader.fail("another-illness", said, at=r"Records\( || ConcatDataset || randn || " + DATA)
     times = sum(map(len, of_ranks)) / LABELLED
     if times > 1.5:
         said = f"It ends, and the {CASE.ranks} ranks read each record {times:.1f} times in one epoch: they no longer share the work."
