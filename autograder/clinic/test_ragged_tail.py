@@ -71,13 +71,16 @@ def _judge_training(grader: Grader, run: Run, micro: int) -> None:
                     f"The ranks are equal because {what}, where groups of {GROUP} and the rest of each epoch were meant.",
                     at=r"GROUP || " + WHERE,
                 )
+    rest = micro % GROUP
+    each = [one for group in in_epochs for one in ([group] if len(group) == GROUP else [[number] for number in group])]
+    if any(apart(state, _trained(run, each, by)) <= CLOSE for by in (lambda group: GROUP, len)):
+        said = f"The ranks are equal because each of the {rest} micro-batches left over makes a step of its own. They are one group, and make one step."
+        grader.fail("symptom-hidden", said, at=WHERE)
     off = min(apart(state, one) for one in right)
-    grader.fail(
-        "symptom-hidden",
-        f"The ranks are equal at the end, and yet the model is off by {off:.2g} from what groups of {GROUP} with averaged gradients "
-        "give: the replicas were made equal after they had diverged.",
-        at=r"broadcast || all_reduce || " + WHERE,
-    )
+    copied = any(call.kind == "broadcast" and call.inside != "DDP()" for call in run.collectives[0])
+    said = f"The ranks are equal at the end, and yet the model is off by {off:.2g} from what groups of {GROUP} with averaged gradients give"
+    why = ": the replicas were made equal by a broadcast after they had diverged." if copied else "."
+    grader.fail("symptom-hidden", said + why, at=r"broadcast || all_reduce || " + WHERE)
 
 
 def _grouped(micro: int, size: int) -> list[list[int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from clinic.case import cases, digests, draw, judge_diagnosis, judge_equal, tickets, treat
 from clinic.retrain import start
@@ -53,7 +55,15 @@ def _judge(grader: Grader, run: Run, rank: int, tracker: int, own: list[int], ev
     shares = [right / size for right, size in zip(own, sizes, strict=True)]
     truth = f"the model gets {every} of {RECORDS} right, {every / RECORDS:.4f}"
     counted = ", ".join(f"{right} of {size}" for right, size in zip(own, sizes, strict=True))
-    whose = [one for one, share in enumerate(shares) if abs(accuracy - share) < EXACT]
+    some = [chosen for count in range(1, CASE.ranks) for chosen in itertools.combinations(range(CASE.ranks), count)]
+    whose = next(
+        (
+            chosen
+            for chosen in some
+            if abs(accuracy - sum(own[one] for one in chosen) / sum(sizes[one] for one in chosen)) < EXACT
+        ),
+        (),
+    )
     if abs(accuracy - sum(shares) / CASE.ranks) < EXACT:
         grader.fail(
             "another-illness",
@@ -63,11 +73,15 @@ def _judge(grader: Grader, run: Run, rank: int, tracker: int, own: list[int], ev
         )
     if whose:
         grader.fail(
-            "mended-halfway" if halfway else "still-broken",
+            "mended-halfway" if halfway else "still-broken" if len(whose) == 1 else "another-illness",
             f"Rank {rank} has {accuracy:.4f}, the accuracy of {names(whose)} alone; {truth}. The ranks counted {counted}.",
             of=whose,
             at=WHERE,
         )
+    padded = -RECORDS % CASE.ranks
+    if any(abs(accuracy - (every + right) / (RECORDS + padded)) < EXACT for right in range(padded + 1)):
+        said = f"Rank {rank} has {accuracy:.4f}, which is {RECORDS + padded} records counted; {truth}. A sampler that gives all ranks as many repeats {padded} of them."
+        grader.fail("another-illness", said, at=r"Sampler\( || " + WHERE)
     grader.fail("another-illness", f"Rank {rank} has {accuracy:.4f}; {truth}. The ranks counted {counted}.", at=WHERE)
 
 

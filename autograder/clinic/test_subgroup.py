@@ -123,6 +123,10 @@ def _teams(grader: Grader, run: Run, world_size: int) -> None:
                 groups=[halves[0], *alone[half:]],
                 divisor=half,
             ),
+            mistake(
+                "Each half averages its gradients, but its ranks start from different seeds, their numbers modulo 2.",
+                of=by_parity,
+            ),
             mistake(f"The teams are {_said(parities)}, not {_said(halves)}.", of=by_parity, groups=parities),
             mistake(
                 "Each rank starts from a different seed, so that a team has no common model.",
