@@ -63,9 +63,10 @@ def mentions(name: str, lines: list[str]) -> bool:
 
 
 def mentions_rank(number: int, lines: list[str]) -> bool:
-    """Whether some line speaks of this rank: `rank 1`, `ranks 0, 1`, `ranks 0 and 1`, `RANK=1`."""
-    pattern = rf"(?i)\branks?\b(?:[^a-z\n]|\b(?:and|or)\b)*(?<!\d){number}(?!\d)"
-    return any(re.search(pattern, line) for line in lines)
+    """Whether some line speaks of this rank: `rank 1`, `ranks 0, 1`, `ranks 0 and 1`, `RANK=1`, `ranks … twice: [0, 1]`."""
+    beside = rf"(?i)\branks?\b(?:[^a-z\n]|\b(?:and|or)\b)*(?<!\d){number}(?!\d)"
+    listed = rf"(?i)\branks?\b.*[\[{{](?:\d+, *)*{number}(?:, *\d+)*[\]}}]"
+    return any(re.search(pattern, line) for line in lines for pattern in (beside, listed))
 
 
 def names_backend(name: str, lines: list[str]) -> bool:

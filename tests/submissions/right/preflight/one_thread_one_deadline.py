@@ -85,7 +85,7 @@ class Flight:
                 self.lines.append(f"rank {rank} is missing: was it started, and does it reach the store?")
         for rank in range(self.world):
             if self.store.check([f"twice {rank}"]):
-                self.lines.append(f"there are two processes with RANK={rank}")
+                self.lines.append(f"ranks started twice: {[rank]}")
         if len(set(facts.values())) > 1:
             self.lines.append("the ranks differ: " + "; ".join(f"rank {r}: {fact}" for r, fact in facts.items()))
 
