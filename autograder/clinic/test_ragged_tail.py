@@ -74,7 +74,7 @@ def _judge_training(grader: Grader, run: Run, micro: int) -> None:
     rest = micro % GROUP
     each = [one for group in in_epochs for one in ([group] if len(group) == GROUP else [[number] for number in group])]
     if any(apart(state, _trained(run, each, by)) <= CLOSE for by in (lambda group: GROUP, len)):
-        said = f"The ranks are equal because each of the {rest} micro-batches left over makes a step of its own. They are one group, and make one step."
+        said = f"The ranks are equal because each of the {rest} micro-batches left over makes a separate step. They are one group, and make one step."
         grader.fail("symptom-hidden", said, at=WHERE)
     off = min(apart(state, one) for one in right)
     copied = any(call.kind == "broadcast" and call.inside != "DDP()" for call in run.collectives[0])

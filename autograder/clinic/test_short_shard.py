@@ -69,7 +69,7 @@ def test_all_records(grader: Grader) -> None:
             at=r"islice || \bmin\(|MIN || break || Subset\( || drop_last || " + DATA,
         )
     if len(read) > LABELLED:
-        said = f"It ends because {len(read) - LABELLED} records were added that nobody has labeled: the model learns what was made up."
+        said = f"It ends because {len(read) - LABELLED} records were added that no labeler has seen: the model learns what was made up."
         grader.fail("another-illness", said, at=r"Records\( || ConcatDataset || randn || " + DATA)
     times = sum(map(len, of_ranks)) / LABELLED
     if times > 1.5:
