@@ -82,7 +82,7 @@ def test_all_measurements(grader: Grader) -> None:
                 grader.fail("another-illness", said, of=[rank], at=r"used \+?= || return")
         if unequal(run):
             return
-        said = f"Training on the {COUNT} measurements in the file gives a different model."
+        said = f"Training on the {COUNT} measurements in the file gives a different model: one was read as something else, or has another in its place."
         judge_training(grader, run, JOB, at=SWALLOWED, otherwise=Hypothesis("symptom-hidden", said, None))
 
 

@@ -33,13 +33,14 @@ def good() -> dict[str, torch.Tensor]:
 
 
 @cache
-def trained(world_size: int, loaded: bool) -> dict[str, torch.Tensor]:
-    """The model after an epoch on all ranks together, from the good weights or from random ones."""
+def trained(world_size: int, weight: float = 1.0, bias: float = 1.0) -> dict[str, torch.Tensor]:
+    """The model after an epoch on all ranks together, from so much of the good weights; the rest is random."""
     records = clinic_data.Records(48)
     torch.manual_seed(0)
     model = nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
-    if loaded:
-        model.load_state_dict(good())
+    for name, share in {"weight": weight, "bias": bias}.items():
+        value = model.state_dict()[name]
+        value.copy_(share * good()[name] + (1 - share) * value)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     samplers = [DistributedSampler(records, num_replicas=world_size, rank=rank) for rank in range(world_size)]
     for batches in zip(*(DataLoader(records, batch_size=4, sampler=sampler) for sampler in samplers), strict=True):
@@ -79,13 +80,22 @@ def test_starts_from_them(grader: Grader) -> None:
     for number, (ticket, run) in enumerate(treat_widely(grader, CASE, 2)):
         _judge_disks(grader, run, draw(ticket, CASE.name, run.world_size))
         state = run.observed("result")[0]["model"]
-        if same(state, trained(run.world_size, True)):
+        if same(state, trained(run.world_size)):
             continue
         owner = draw(ticket, CASE.name, run.world_size)
-        if same(state, trained(run.world_size, False)):
+        average = 1 / run.world_size
+        mixed = {
+            "the good weights without the bias": (1.0, 0.0),
+            "the good bias, without the rest of the good weights": (0.0, 1.0),
+            "the average of the good weights and the other ranks' random ones": (average, average),
+        }
+        began = [text for text, shares in mixed.items() if same(state, trained(run.world_size, *shares))]
+        if same(state, trained(run.world_size, 0.0, 0.0)):
             got = "all ranks are equal now because none starts from the good weights: they are lost, and the random ones are trained"
+        elif began:
+            got = f"all ranks start from {began[0]}"
         else:
-            right = trained(run.world_size, True)["weight"].flatten()[0].item()
+            right = trained(run.world_size)["weight"].flatten()[0].item()
             value = state["weight"].flatten()[0].item() if "weight" in state else float("nan")
             got = (
                 f"all ranks end with weight {value:.4f}, …, where training together from the good weights gives {right:.4f}, …: they "
