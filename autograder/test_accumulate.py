@@ -160,10 +160,7 @@ def gradients_of_mistakes(played: Played, number: int) -> list[Hypothesis]:
 
     summed = step.mean(lambda own, micro: micro.count)
     least, most = counts.index(min(counts)), counts.index(max(counts))
-    early = (
-        "The gradients were averaged over the ranks after micro-batch {}; those after it stayed local, and differ from "
-        "rank to rank."
-    )
+    early = "The gradients were averaged after micro-batch {}; those after it stayed local, and differ by rank."
     last = "It is the gradient of the last micro-batch alone; what the earlier ones had added up is gone."
     stale = "Every number is {:g} too large: the gradients of {} ranks held {:g} before the call, and the new gradients were added to that."
     by_count = f"Each mean loss was divided by the number of micro-batches, so that a sample of the small one counts {sizes[-1] / sizes[0]:g} times as much as the others."
@@ -173,6 +170,7 @@ def gradients_of_mistakes(played: Played, number: int) -> list[Hypothesis]:
     own_count = f"Every rank divided the same sum by its own number of samples, {counts}: from here on the ranks take different steps."
     nan = "The gradients held nan before the call, and 0 * nan is nan: set `grad` to None, or fill it with zeros."
     by_rate = "It is the sum over the samples; the learning rate was divided by their number instead. With momentum, weight decay or Adam that is another step."
+    numel = f"Each mean loss was weighted by the numbers in its y; the last y has two columns, {2 * step.sizes[0][-1]} numbers for {step.sizes[0][-1]} samples."
     divided = equal(step.moved[0], times(right, -LR), MOVED)
     factor = factor_of(used[0], right, SINGLE)
     return [
@@ -188,6 +186,7 @@ def gradients_of_mistakes(played: Played, number: int) -> list[Hypothesis]:
         Hypothesis("scales-by-count", by_count, step.mean(lambda own, micro: 1 / len(own)), SCALE),
         Hypothesis("weights-ranks-equally", by_rank, step.mean(alone), SCALE),
         *(Hypothesis("weights-ranks-equally", own_count, Each([times(summed, n / count) for count in counts]), SCALE) for n in (1, world)),
+        *[Hypothesis("wrong-gradient", numel, multiple(step.mean(lambda own, micro: micro.count * (1 + (micro is own[-1])))), r"numel || " + SCALE)] * played.special,
         Hypothesis("zero-grad-between", last, multiple(step.mean(lambda own, micro: micro is own[-1])), r"zero_grad || grad = None || " + LOOP),
         Hypothesis("drops-the-tail", "The last micro-batch is missing from it.", multiple(step.mean(lambda own, micro: micro is not own[-1])), r"if .*(len|size|shape) || continue|break || " + LOOP),
         Hypothesis("ignores-loss-fn", "It is the gradient of plain cross-entropy, not of the loss_fn that was given.", step.mean(step.share, step.plain), r"cross_entropy|CrossEntropyLoss || " + BACKWARD),
@@ -225,6 +224,7 @@ def losses_of_mistakes(step: Step, right: float) -> list[Hypothesis]:
         ("loss-of-one-rank", "It is the mean over the rank's own micro-batches.", Each(by_count)),
         ("loss-after-update", "It is the loss after the step, with the new parameters.", step.loss(step.after)),
         ("wrong-step-loss", f"It is the rank's own part: {world} such parts give the mean.", Each([own / step.total for own in sums])),
+        ("wrong-step-loss", f"The sum of the losses, {sums[0]:.4g} on rank 0, lost its decimals: was it in a tensor of x's type, int64?", sum(map(int, sums)) / step.total),
         ("wrong-step-loss", f"It is {factor:.4g} times as large.", right * factor),
     ]  # fmt: skip
     return [Hypothesis(*mistake) for mistake in table]
@@ -393,7 +393,7 @@ def test_empty(grader: Grader) -> None:
 
 @pytest.mark.needs("test_ragged")
 def test_alone(grader: Grader) -> None:
-    """it also trains on a single rank, and a model in float64"""
+    """it also trains on a single rank, with a model in float64 and whole numbers as x"""
     played = play(grader, "alone", [[[3, 2]]], dtype="float64", special=True)
     judge_gradient(grader, played, 0)
     judge_losses(grader, played)

@@ -52,7 +52,8 @@ def draw(grader: Grader, purpose: str, held: list[list[str]]) -> Gradients:
 
 def averages(grader: Grader, gradients: Gradients, **options: Any) -> Run:
     """Give each rank its own, and nobody else's."""
-    usual = {"freeze": [], "dtype": "float32", "doubles": [], "earlier": [], "variables": {}, "training": True}
+    usual: dict[str, Any] = {key: [] for key in ("freeze", "doubles", "earlier", "thawed")}
+    usual |= {"dtype": "float32", "variables": {}, "training": True}
     each = [{"gradients": own} for own in gradients]
     return grader.run("averages", len(gradients), each=each, **usual | options)
 
@@ -75,12 +76,11 @@ def branches(grader: Grader) -> tuple[Run, Gradients]:
 def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     if cause.error is not None and "NoneType" in cause.error.message:
-        return grader.diagnosis(
-            "trips-over-none",
-            f"{names(cause.ranks).capitalize()} raised {cause.error}. A parameter that isn't part of the loss has a gradient of None.",
-            of=cause.ranks,
-            at=cause.error.frame,
-        )
+        said = f"{names(cause.ranks).capitalize()} raised {cause.error}. A parameter that isn't part of the loss has a gradient of None."
+        return grader.diagnosis("trips-over-none", said, of=cause.ranks, at=cause.error.frame)
+    if cause.error is not None and any(run.observed("again")):
+        said = f"In the first call left.bias was frozen. In a second call it no longer was, and {names(cause.ranks)} raised {cause.error}"
+        return grader.diagnosis("goes-by-the-first-call", said, of=cause.ranks, at=cause.error.frame)
     if cause.kind not in ("hang", "mismatch", "crashed"):
         return None
     sizes = [[call.nbytes for call in calls if call.nbytes] for calls in run.collectives]
@@ -166,7 +166,10 @@ def judge_mean(grader: Grader, seen: Gradients, gradients: Gradients, name: str)
             at=r"broadcast || " + REDUCE,
         )
     if close(got, own):
-        grader.fail("not-averaged", f"{what} It is still that rank's own gradient.", of=wrong, at=REDUCE)
+        cancel = wanted.numel() and not wanted.any()
+        zero = " The ranks' gradients cancel out, which isn't the same as none." if cancel else ""
+        id, at = ("takes-zero-for-missing", MISSING) if zero else ("not-averaged", REDUCE)
+        grader.fail(id, f"{what} It is still that rank's own gradient.{zero}", of=wrong, at=at)
     if close(got, own / WORLD):
         grader.fail("not-averaged", f"{what} It is that rank's own gradient, divided by {WORLD}.", of=wrong, at=REDUCE)
     if len(having) < WORLD and close(got, wanted * WORLD / len(having)):
@@ -212,21 +215,13 @@ def test_mean(grader: Grader) -> None:
     run, gradients = everywhere(grader)
     met = run.silent_mismatch
     if met:
-        grader.fail(
-            "order-differs",
-            f"All ranks had a gradient for every parameter, but {say_mismatch(met)}.",
-            of=met,
-            at=WALK,
-        )
+        said = f"All ranks had a gradient for every parameter, but {say_mismatch(met)}."
+        grader.fail("order-differs", said, of=met, at=WALK)
     changed = run.observed("changed")
     for rank, parameters in enumerate(changed):
         if parameters:
-            grader.fail(
-                "averages-parameters",
-                f"On rank {rank} the parameter {parameters[0]} itself was changed; change its gradient instead.",
-                of=[rank],
-                at=r"\.data || " + REDUCE,
-            )
+            said = f"On rank {rank} the parameter {parameters[0]} itself was changed; change its gradient instead."
+            grader.fail("averages-parameters", said, of=[rank], at=r"\.data || " + REDUCE)
     seen = run.observed("gradients")
     for name in TRAINED:
         gone = [rank for rank in range(WORLD) if name not in seen[rank]]
@@ -237,6 +232,11 @@ def test_mean(grader: Grader) -> None:
             grader.fail("not-averaged", f"{name}.grad is None on {names(gone)}.", of=gone, at=REDUCE)
     for name in sorted(TRAINED, key=lambda name: name == "encoder.weight"):  # the tied one has mistakes of its own
         judge_mean(grader, seen, gradients, name)
+    for name in TRAINED:
+        apart = [rank for rank in range(WORLD) if not torch.equal(seen[rank][name], seen[0][name])]
+        far = max(((seen[rank][name] - seen[0][name]).abs().max().item() for rank in apart), default=0)
+        what = f"{name}.grad is the mean on all ranks but for its last bits: on {{ranks}} it is up to {far:.1e} away from rank 0's. Each order of adding them rounds in its own way."
+        grader.fail_on(apart, "adds-in-own-order", what, at=r"\+= || sum\( || for .* in range || " + REDUCE)
     payload = sum(own.numel() * own.element_size() for own in gradients[0].values())
     for rank, calls in enumerate(run.collectives):
         moved = sum(call.nbytes for call in calls)
@@ -284,13 +284,8 @@ def test_frozen(grader: Grader) -> None:
         for (rank, seen), name in itertools.product(enumerate(run.observed("gradients")), frozen):
             if name not in seen or not torch.equal(seen[name], gradients[rank][name]):
                 now = short(seen[name]) if name in seen else "None"
-                grader.fail(
-                    "touches-frozen",
-                    f"The frozen parameter's grad, left over from before it was frozen, started with "
-                    f"{short(gradients[rank][name])} on rank {rank} and is now {now}.",
-                    of=[rank],
-                    at=WALK,
-                )
+                said = f"The frozen parameter's grad, left over from before it was frozen, started with {short(gradients[rank][name])} on rank {rank} and is now {now}."
+                grader.fail("touches-frozen", said, of=[rank], at=WALK)
         judge_mean(grader, run.observed("gradients"), gradients, "scale")
 
 
@@ -310,9 +305,8 @@ def test_missing_on_some(grader: Grader) -> None:
                 grader.fail("takes-zero-for-missing", what, of=without, at=MISSING)
             if gradients[1][name].numel() and name in seen[1] and torch.equal(seen[1][name], gradients[1][name]):
                 what = f"No rank averaged {name}.grad, although rank 1 has one: it is unchanged there, and None on {names(without)}."
-                grader.fail(
-                    "skips-for-one-rank", what, of=range(WORLD), at=r"broadcast || MIN || all\(|prod || " + MISSING
-                )
+                at = r"broadcast || MIN || all\(|prod || " + MISSING
+                grader.fail("skips-for-one-rank", what, of=range(WORLD), at=at)
         judge_mean(grader, seen, gradients, name)
     for name in COMMON:
         judge_mean(grader, seen, gradients, name)
@@ -356,14 +350,24 @@ def test_missing_everywhere(grader: Grader) -> None:
 def test_swapped_branches(grader: Grader) -> None:
     """branches of equal size are not mixed up"""
     gradients = draw(grader, "swapped", [COMMON + LEFT, COMMON + RIGHT, COMMON + LEFT])
-    seen = averages(grader, gradients, dtype="float64", earlier=COMMON).observed("gradients")
+    earlier = {"earlier": [*COMMON, "right.bias"], "thawed": ["left.bias"]}
+    seen = averages(grader, gradients, dtype="float64", **earlier).observed("gradients")
     same = {
         name: all(equal(now.get(name), own.get(name)) for now, own in zip(seen, gradients, strict=True))
         for name in (*LEFT, *RIGHT)
     }
-    if all(same.values()):
-        what = "In the first call the ranks had gradients for encoder.weight and scale only. In a second call with gradients for the branches too, these alone were averaged."
-        grader.fail("goes-by-the-first-call", what, of=range(WORLD), at=r"getattr|hasattr|global |cache || " + FUNCTION)
+    first, kept = "goes-by-the-first-call", r"getattr|hasattr|global |cache || " + FUNCTION
+    if all(alike for name, alike in same.items() if name != "right.bias"):
+        what = "In the first call the ranks had gradients for encoder.weight, scale and right.bias only. In a second call with gradients for both branches, these alone were averaged."
+        grader.fail(first, what, of=range(WORLD), at=kept)
+    if same["left.bias"] and not same["right.weight"]:
+        what = "In the first call left.bias was frozen. In a second call it no longer was, ranks 0 and 2 had gradients for it, and no rank averaged them."
+        grader.fail(first, what, of=range(WORLD), at=kept)
+    again = mean_of([{"right.bias": torch.ones(3)} | own for own in gradients], "right.bias")
+    stale = [rank for rank, now in enumerate(seen) if "right.bias" in now and close(now["right.bias"], again)]
+    right = short(mean_of(gradients, "right.bias"))
+    what = f"In a second call, ranks 0 and 2 had no gradient for right.bias and contributed their 1 from the first call, not 0: its gradient starts with {short(again)} on {{ranks}}; the mean starts with {right}."
+    grader.fail_on(stale, first, what, at=kept)
     if not same["left.bias"] and equal(seen[0].get("left.weight"), gradients[0]["left.weight"]):
         what = "left.weight.grad is stored by columns here, and rank 0 still has its own: a copy of it was averaged. Gradients stored by rows were averaged in place."
         grader.fail("not-averaged", what, of=[0], at=r"reshape || contiguous\( || flatten || " + REDUCE)
@@ -387,12 +391,8 @@ def test_one_rank(grader: Grader) -> None:
             said = f"{name}.grad was divided by 5, which is WORLD_SIZE in the environment. The process group has a single rank."
             grader.fail("wrong-divisor", said, of=[0], at=r"environ|getenv || " + DIVIDE)
         if name not in seen or not close(seen[name], own):
-            grader.fail(
-                "wrong-alone",
-                f"On a single rank the mean is its own gradient, but {name}.grad has changed.",
-                of=[0],
-                at=DIVIDE,
-            )
+            said = f"On a single rank the mean is its own gradient, but {name}.grad has changed."
+            grader.fail("wrong-alone", said, of=[0], at=DIVIDE)
     for name in sorted(seen.keys() - gradients[0].keys()):
         now = f"starts with {short(seen[name])}" if seen[name].any() else "is all zeros"
         said = f"On a single rank no gradient changes, but {name}.grad was None and now {now}."

@@ -24,6 +24,7 @@ from judging.checkpoint import (
     draw,
     inventory,
     judge_durable,
+    judge_older,
     judge_same,
     judge_writers,
     loads,
@@ -62,12 +63,12 @@ CAME_BACK = [
 ]
 PRESENT = f"Beside the checkpoints the folder holds {', '.join(BESIDE)}, which are not checkpoints."
 TRIPPED = [Hypothesis("trips-over-foreign-files", PRESENT, came, ORDER) for came in (ERROR, None, NO_STATE)]
-LATER = "After 5 saves it had been right: as text, 9 comes after 10."
 TURNED = "the files' times were turned around, as a copy of the folder may do, and"
-AS_TEXT = Hypothesis("sorts-numbers-as-text", LATER, None, ORDER)
+AS_TEXT = Hypothesis("sorts-numbers-as-text", "5 saves were in order: as text, 9 comes after 10.", None, ORDER)
 TIME = r"mtime || ctime || "
 BY_TIME = Hypothesis("newest-by-file-time", "", None, TIME + ORDER)
-IN_MEMORY = "If the files' numbers are counted in memory, they start again in every process."
+BEHIND = "Saves 5 and 6 were made by a process whose clock was a day behind."
+IN_MEMORY = "If the files' numbers are counted in memory, a process does not know of other processes' saves."
 EARLIEST = f"Save {SAVES} was removed: its file's time was the earliest."
 KEPT = [
     Hypothesis("newest-by-file-time", EARLIEST, SAVES - 2, TIME + REMOVE),
@@ -77,7 +78,7 @@ FOREVER = list(range(1, SAVES + 1))
 
 DAMAGE = {
     "cut short": "was cut to half its length", "empty": "was emptied", "text": "was replaced by text",
-    "one bit": "had one bit of a tensor changed",
+    "one bit": "had one bit of a tensor changed", "one digit": "had one bit of a text changed, in a digit",
 }  # fmt: skip
 TORN = [
     Hypothesis("mixes-two-checkpoints", "", MIXTURE, READ),
@@ -123,8 +124,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         what = f"When a save could not be written, {raising}, and the others waited.{ending(cause)}"
     if scenario == "views":
         id, at = "ranks-choose-differently", LOAD
-        what = "A rank could not read the checkpoint that the others could, and the ranks no longer did the same."
-        what += ending(cause)
+        what = f"A rank could not read the checkpoint that the others could, and the ranks no longer did the same.{ending(cause)}"
     return grader.diagnosis(id, what, evidence=evidence(run), of=cause.ranks, at=at)
 
 
@@ -195,12 +195,14 @@ def test_newest(grader: Grader) -> None:
     if gone:
         what = f"{gone[0]} lay in the folder before the first save, and a save has removed or changed it."
         grader.fail("deletes-foreign-files", what, of=[0], at=REMOVE)
-    early, last, again = (run.observed(name) for name in ("loaded early", "loaded", "loaded again"))
-    by_count = Hypothesis("not-the-newest", IN_MEMORY, 4, r"count || number || " + SAVE)
-    not_newest = Hypothesis("not-the-newest", "", None, ORDER)
-    loads(grader, "After 5 saves, the last one by a new process,", early, [5], *TRIPPED, by_count, not_newest)
-    loads(grader, f"After {SAVES} saves", last, [SAVES], *TRIPPED, AS_TEXT)
-    loads(grader, f"After {SAVES} saves {TURNED}", again, [SAVES], BY_TIME)
+    why, at = (BEHIND, r"time || now") if any(run.observed("clock")) else (IN_MEMORY, r"count || number")
+    cases = (4, why, f"{at} || {SAVE}"), (6, why, f"{at} || {SAVE}"), (None, "", ORDER)
+    not_newest = [Hypothesis("not-the-newest", says, came, where) for came, says, where in cases]
+    for number, by in ((5, "the last one by a new process"), (7, "5 and 6 by another process")):
+        found = run.observed(f"loaded after {number}")
+        loads(grader, f"After {number} saves, {by},", found, [number], *TRIPPED, *not_newest)
+    loads(grader, f"After {SAVES} saves", run.observed("loaded"), [SAVES], *TRIPPED, AS_TEXT)
+    loads(grader, f"After {SAVES} saves {TURNED}", run.observed("loaded again"), [SAVES], BY_TIME)
 
 
 @pytest.mark.needs("test_newest")
@@ -262,8 +264,9 @@ def test_damaged(grader: Grader) -> None:
 @pytest.mark.needs("test_damaged")
 def test_changed_bit(grader: Grader) -> None:
     """skips a file in which a single bit has changed"""
-    what = f"The newest of three checkpoints {DAMAGE['one bit']}, and"
-    loads(grader, what, damaged(grader).observed("one bit"), [2, 3], *FLIPPED)
+    for kind in ("one bit", "one digit"):
+        what = f"The newest of three checkpoints {DAMAGE[kind]}, and"
+        loads(grader, what, damaged(grader).observed(kind), [2, 3], *FLIPPED)
 
 
 @pytest.mark.needs("test_damaged")
@@ -284,11 +287,10 @@ def test_same_choice(grader: Grader) -> None:
     """all ranks load the same checkpoint, even when they see different files"""
     late, damaged = 1, 2
     run = grader.run("views", WORLD, late=late, damaged=damaged)
-    for what, why in (
-        ("late", f"Rank {late} does not see the newest file yet"),
-        ("damaged", f"Rank {damaged} gets an error (EIO) when it reads the newest file"),
-    ):
-        judge_same(grader, why, run.observed(what), LOAD)
+    unseen, unread = f"Rank {late} does not see save 3 yet", f"rank {damaged} gets an error (EIO) when it reads save"
+    judge_same(grader, unseen, run.observed("late"), 2, LOAD)
+    judge_same(grader, f"R{unread[1:]} 3", run.observed("damaged"), 2, LOAD)
+    judge_same(grader, f"{unseen}, and {unread} 2", run.observed("both"), 1, LOAD)
 
 
 @pytest.mark.needs("test_round_trip")
@@ -323,11 +325,12 @@ def test_full_disk(grader: Grader) -> None:
         what = f"An operation of a save failed with EIO ({brief(on_ranks[0]['instant'])})"
         silent = all_raised(grader, what, [found["raised"] for found in on_ranks], RAISE)
         lost = f"{what}. save_checkpoint returned without an error, and load_latest then {say(on_ranks[0])}."
-        returned = bool(silent) and outcome(on_ranks[0]) != 2
-        grader.fail_on([0] * returned, "swallows-a-failed-save", lost, at=r"except || " + WRITE)
+        if silent and outcome(on_ranks[0]) != 2:
+            grader.fail("swallows-a-failed-save", lost, of=[0], at=r"except || " + WRITE)
         if silent and safe and (lost := unsafe(on_ranks)):
             lost = f"{what}. save_checkpoint returned without an error, and {brief(lost)} may not be on the disk."
             grader.fail("swallows-a-failed-save", lost, of=[0], at=r"except OSError || except || suppress || " + SYNC)
+        judge_older(grader, what, run.observed("earlier")[0] if safe and not silent else [], on_ranks, REMOVE)
         loads(grader, f"{what}, and", on_ranks, [1, 2], Hypothesis("mixes-two-checkpoints", "", MIXTURE, WRITE), LOST)
 
 

@@ -283,6 +283,10 @@ def judge_what_is_tiny(grader: Grader) -> None:
             "to within one half. Float16 has no residual here, or one that is kept in float16 and is 0."
         )
         grader.fail_on([rank] if not away <= 0.55 else [], "wrong-residual", said, at=RESIDUAL)
+    for rank, again in enumerate(run.observed("seen again")):
+        apart = difference(again, run.observed("seen")[rank][0])
+        said = "A module was taken out of DDP, wrapped again and registered again. Its first step, with the gradients of its first step before, came out different: it was given what its former wrapper had kept."
+        grader.fail_on([rank] if apart else [], "residual-of-others", said, at=RESIDUAL)
     judge_bytes(grader, run, steps, torch.float16, "With error feedback, ")
     judge_waits(grader, run, LONG - 1, "With error feedback, ")
 

@@ -66,11 +66,15 @@ FOCAL = {
 }
 LINEAR = {"model.weight": ("parameter", "float32"), "model.bias": ("parameter", "float32")}
 BATCHES = {
-    "flat": "two tensors",
+    "flat": "three tensors",
     "dictionary": "a dictionary with a list, a tuple, None, a text and a number in it",
     "records": "a named tuple and a dataclass",
 }
 PLAIN = {"plain": "nn.CrossEntropyLoss()", "function": "the function F.cross_entropy"}
+WHAT = {
+    "prompts": " It is an nn.Parameter in a plain list: named_parameters() doesn't give it, and .to() doesn't move it.",
+    "batch[2]": " It is batch[1].detach(), a tensor of its own in the same memory: .to() on one doesn't move the other.",
+}
 
 Tensors = dict[str, tuple[str, str, str]]
 """Path: kind, device (HERE or THERE), type."""
@@ -122,10 +126,7 @@ def look_at(grader: Grader, seen: dict[str, Any], wanted: Tensors, missing: dict
         id, at = next(value for pattern, value in missing.items() if re.search(pattern, path))
         more = f", and {len(gone) - 1} more {'is' if len(gone) == 2 else 'are'} missing" if len(gone) > 1 else ""
         said = f"{path} is not in the report{more}. It names {len(set(paths))} tensors; there are {len(wanted)}."
-        if "prompts" in path:
-            said += (
-                " It is an nn.Parameter in a plain list: named_parameters() doesn't give it, and .to() doesn't move it."
-            )
+        said += next((more for name, more in WHAT.items() if name in path), "")
         grader.fail(id, said, at=at)
     if twice or extra:
         path = (twice or extra)[0]
@@ -164,8 +165,12 @@ MISSING_BATCH = {r"^batch": ("batch-overlooked", NEST)} | PARAMETERS
 
 def test_registered(grader: Grader) -> None:
     """names every parameter and every buffer of the model, with its device and type"""
-    wanted = on(HERE, REGISTERED | {"model.submodule.weight": ("parameter", "float32")})
-    look_at(grader, found(grader.run("registered", 1), "registered"), wanted, MISSING_REGISTERED)
+    wanted = on(HERE, REGISTERED | {"model.module.weight": ("parameter", "float32")})
+    seen = found(grader.run("registered", 1), "registered")
+    if [path for path, *_ in seen["tensors"]] == ["model.weight"]:
+        said = f"The model, not wrapped in DDP, has a child called module. Only this child was searched: the report names 1 of the model's {len(wanted)} tensors."
+        grader.fail("parameters-overlooked", said, at=UNWRAP)
+    look_at(grader, seen, wanted, MISSING_REGISTERED)
 
 
 @pytest.mark.needs("test_registered")
@@ -179,7 +184,7 @@ def test_nested_batches(grader: Grader) -> None:
     """finds the tensors of a batch, however it is nested"""
     run = grader.run("batches", 1)
     cases: dict[str, Tensors] = {
-        "flat": {"batch[0]": ("batch", THERE, "float32"), "batch[1]": ("batch", HERE, "int64")},
+        "flat": {"batch[0]": ("batch", THERE, "float32")} | {f"batch[{n}]": ("batch", HERE, "int64") for n in (1, 2)},
         "dictionary": {
             'batch[0]["ids"]': ("batch", THERE, "int64"),
             'batch[0]["boxes"][0]': ("batch", THERE, "float32"),
@@ -248,11 +253,13 @@ def test_expected_device(grader: Grader) -> None:
     """judges by where most of the model is, or by the device that it is told"""
     run = grader.run("expectations", 1)
     other = run.observed("other")[0]
-    most, frozen, data, told, text = (found(run, label) for label in ("most", "frozen", "data", "said", "said_as_text"))
+    labels = ("most", "frozen", "data", "loss", "said", "said_as_text")
+    most, frozen, data, loss, told, text = (found(run, label) for label in labels)
     would = "expects everything on {device}, and would have {moved} moved."
     parameters = f"Two of the model's three parameters and the batch are on {other}, the first parameter was left on the CPU; the report {would}"
     trained = f"Two of the model's three parameters, both frozen, are on {other}; the trained one was left on the CPU. The report {would}"
     buffers = f"Both parameters of the model are on {other}; its three buffers and the batch were left on the CPU. The report {would}"
+    of_loss = f"Both parameters of the model are on {other}, the four of the loss on the CPU. They don't count, but the report {would}"
     asked = f"device={other} was asked for, and model and batch are on the CPU. The report expects {{device}}, and says: {{first}}"
     as_text = 'device="cpu" was asked for; the report expects {device}.'
     first = "expects-first-parameter" if most["device"] == HERE else "ignores-expected-device"
@@ -260,6 +267,7 @@ def test_expected_device(grader: Grader) -> None:
         (most, most["device"] != other, first, parameters),
         (frozen, frozen["device"] != other, "expects-trained-parameters", trained),
         (data, data["device"] != other, "expects-device-of-the-data", buffers),
+        (loss, loss["device"] != other, "expects-device-of-the-data", of_loss),
         (told, told["device"] != other or len(told["misplaced"]) != 3, "ignores-expected-device", asked),
         (text, text["device"] != HERE or text["misplaced"], "ignores-expected-device", as_text),
     ):

@@ -133,7 +133,7 @@ def test_gradient(grader: Grader) -> None:
 def kill(grader: Grader, done: int, world_size: int = WORLD) -> dict[str, torch.Tensor]:
     """Kill one rank while that many steps have been done; returns what lies in the folder then."""
     victim = grader.random("victim").randrange(world_size)
-    told = {"number": int(signal.SIGKILL), "ranks": [victim], "step": done, "before": True}
+    told = {"number": int(signal.SIGKILL), "ranks": [victim], "step": done, "place": "forward"}
     killed = start(grader, world_size, signals=told)
     one = killed.ranks[victim]
     if one.outcome is not Outcome.CRASHED or one.code != -signal.SIGKILL:
@@ -194,26 +194,34 @@ def test_complete(grader: Grader) -> None:
 # Asked to stop -------------------------------------------------------------------------------------------------------
 
 
+PLACES = {
+    "make": "while `make` built the model, before step {}",
+    "forward": "in step {}, in the forward pass",
+    "update": "in step {}, just after the update of the weights",
+}
+
+
 @pytest.mark.needs("test_killed", "test_restart_count")
 def test_asked(grader: Grader) -> None:
     """asked to stop, by SIGUSR1 on one rank or SIGTERM on all, all stop after the same step, saved; the next start continues"""
     chance = grader.random("asked")
     done, left, after = 0, None, ""
     # Ranks that agree only in every third step, or a later one, are too late at one of these places. And no save is due
-    # there: the other rank's would look as if it had been written in the handler.
-    for number, ranks, step in (
-        (signal.SIGUSR1, [WORLD - 1], 0),
-        (signal.SIGTERM, [0, 1], 4),
-        (signal.SIGUSR1, [0], 6),
+    # there: the other rank's would look as if it had been written in the handler. Where every step is saved, none is left
+    # for a job that stops only without a save.
+    for number, ranks, step, place, every in (
+        (signal.SIGUSR1, [WORLD - 1], 0, chance.choice(["forward", "update"]), SAVE_EVERY),
+        (signal.SIGTERM, [0, 1], 4, "forward", 1),
+        (signal.SIGUSR1, [0], None, "make", SAVE_EVERY),
     ):
-        before = step == 0 or chance.random() < 0.5
-        told = {"number": int(number), "ranks": ranks, "step": step - done, "before": before, "again": step == 6}
-        run = start(grader, signals=told, left=left)
-        if after and run.cause is None:  # first, where it went on
+        early, step = step is None, done if step is None else step
+        told = {"number": int(number), "ranks": ranks, "step": step - done, "place": place, "again": early}
+        run = grader.attempt("start", WORLD, **given(grader, save_every=every), signals=told, left=left)
+        if after and run.cause is None and (run.observed("steps")[0] or not early):  # first, where it went on
             job(grader).goes_on(run, through(grader), done, after, left, stopped=True)
             job(grader).ends_alike(run, through(grader), done, after)
-        where = "in the forward pass" if before else "just after the update of the weights"
-        done, after = job(grader).stops(run, number, ranks, step, where)
+        where = PLACES[place].format(step + 1) + (", with save_every=1" if every == 1 else "")
+        done, after = job(grader).stops(run, number, ranks, step, where, first=not early)
         grader.explain(
             f"{after} What train returned", run.observed("done"), done, otherwise="wrong-count-returned", at=RETURN
         )
@@ -259,11 +267,13 @@ def test_other_world_size(grader: Grader) -> None:
 
 @pytest.mark.needs("test_trains")
 def test_refuses(grader: Grader) -> None:
-    """a batch that cannot be divided evenly is refused"""
-    refused = grader.run("refuses", WORLD, **given(grader, batch_size=9)).observed("refused")
+    """a batch that cannot be divided evenly is refused, even by a job that is complete"""
+    left = next(files for files in through(grader).observed("files") if files)
+    run = grader.run("refuses", WORLD, **given(grader, batch_size=9), left=left)
     at = r"batch_size.*world || raise || " + TRAIN
-    what = f"batch_size=9 on {WORLD} ranks: what was raised"
-    grader.explain(what, refused, "ValueError", otherwise="uneven-batch-accepted", at=at)
+    for folder, has in ("empty", "an empty folder"), ("run", f"a folder with all {TOTAL} steps"):
+        what = f"batch_size=9 on {WORLD} ranks, {has}: what was raised"
+        grader.explain(what, run.observed(folder), "ValueError", otherwise="uneven-batch-accepted", at=at)
 
 
 @pytest.mark.needs("test_asked", "test_other_world_size")

@@ -28,6 +28,7 @@ from judging.exact_resume import (
     TRAIN,
     Case,
     dealt,
+    judge_made,
     judge_skipped,
     places,
     read_rate,
@@ -299,6 +300,7 @@ def test_random_numbers(grader: Grader) -> None:
         judge_random_numbers(grader, case)
     for case in cases(grader):
         judge_skipped(grader, case)
+        judge_made(grader, case)
 
 
 def judge_random_numbers(grader: Grader, case: Case) -> None:

@@ -41,7 +41,7 @@ from lockstep.grading import Cause, Diagnosis, Grader, Run, ending, evidence, na
 EVERY, STEPS = 2, 7
 TOLERANCE = 0.75
 FIRST = 4  # the step at which the watch has to see a difference: made at step 3, and it looks at every second one
-TENSORS = 67  # what there is to compare in the largest of the models here: parameters, buffers, gradients and state
+TENSORS = 79  # what there is to compare in the largest of the models here, the optimizer's state and options included
 BYTES = 64 + 16 * TENSORS
 
 GATHER = r"all_gather || broadcast || all_reduce || " + FUNCTION
@@ -145,6 +145,13 @@ def test_same_sum(grader: Grader) -> None:
 BITS: list[tuple[str, str, Change, float, str]] = [
     ("parameter", "brief", {"do": "add", "by": 2**-7}, 2**-7, "One bfloat16 is 1.0078125 instead of 1"),
     ("buffer", "ids", {"do": "add", "by": 1}, 1.0, "One integer, about 2**60, is larger by 1"),
+    (
+        "buffer",
+        "codes",
+        {"do": "negate"},
+        200.0,
+        "One int8 is 100 instead of -100, and 200 is more than an int8 can hold",
+    ),
     ("buffer", "precise", {"do": "add", "by": 2.0**-40}, 2.0**-40, "One float64 is larger by 2**-40"),
     ("buffer", "mask", {"do": "flip"}, 1.0, "One bool has been flipped"),
     ("buffer", "plane", {"do": "turn"}, 0.5, "The imaginary part of one complex number is larger by 0.5"),
@@ -285,12 +292,13 @@ def judge_options(grader: Grader, told: list[Found], who: str, at: str) -> None:
 @pytest.mark.needs("test_parameter")
 def test_wrapped(grader: Grader) -> None:
     """names things as the plain model does when it is wrapped in DDP"""
-    pairs = [add(grader, 2, "parameter", "encoder.weight", 12), add(grader, 1, "buffer", "precise", 3)]
-    judge_changes(grader, "wrapped", pairs, wrapped=True, stepped=False)
-    part, found_in_part = add(grader, 2, "parameter", "module.weight", 3)
-    renamed: list[Change] = [{"do": "submodule", "rank": rank} for rank in range(WORLD)]
-    each = found(compared(grader, "plain", [*renamed, part, pairs[0][0]], stepped=False))
-    judge(grader, each, [found_in_part, pairs[0][1]])
+    named = ("parameter", "module.weight", 3), ("parameter", "encoder.weight", 12), ("buffer", "precise", 3)
+    pairs = [add(grader, 2, *one) for one in named]
+    changes: list[Change] = [{"do": "submodule", "rank": rank} for rank in range(WORLD)]
+    changes += [change for change, _ in pairs]
+    for wrapped in (True, False):
+        run = compared(grader, f"wrapped: {wrapped}", changes, wrapped=wrapped, stepped=False)
+        judge(grader, found(run), [expected for _, expected in pairs])
 
 
 @pytest.mark.needs("test_agree")
@@ -300,7 +308,7 @@ def test_cheap(grader: Grader) -> None:
     for rank in range(WORLD):
         calls = between(run, rank, "begin", "end")
         total = sum(call.nbytes for call in calls)
-        said = f"All ranks agreed, and rank {rank} needed {len(calls)} collectives and {total} bytes to see it; two and {BYTES} bytes (64, and 16 for each of {TENSORS} tensors) are enough."
+        said = f"All ranks agreed, and rank {rank} needed {len(calls)} collectives and {total} bytes to see it; two and {BYTES} bytes (64, and 16 for each of {TENSORS} tensors and numbers) are enough."
         grader.fail_on([rank] if len(calls) > 2 or total > BYTES else [], "sends-everything", said, at=GATHER)
 
 

@@ -12,13 +12,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
-from torch.utils.data import DistributedSampler, TensorDataset
+from judging.launch_distributed import BUFFER, dataset, port_was_taken, right_weights
 
 from lockstep.grading import (
     Cause,
@@ -35,10 +32,8 @@ from lockstep.grading import (
     sentence,
 )
 
-SAMPLES, BATCH, RATE = 97, 32, 0.1  # three ranks make two steps an epoch, two ranks two, one rank four
 IN_TURN = ({"world_size": 3, "epochs": 3}, {"world_size": 1, "epochs": 2})
 TOLERANCE = Tolerance(1e-3, 1e-5)
-BUFFER = "batches"  # the model counts its steps in it, in int64
 SPAWN = r"spawn\( || Process\( || elastic_launch || start_processes || Popen\(|subprocess || def launch_distributed"
 RETURN = r"^\s+return || def launch_distributed"
 UNSEEN = r"\.wait\(\)|(?<!path)\.join\( || except || Popen\(|subprocess || " + SPAWN
@@ -56,7 +51,7 @@ ELSEWHERE = {"MASTER_ADDR": "127.0.0.77", "MASTER_PORT": "taken"}  # the number 
 FINE = (
     {"world_size": 2, "epochs": 2, "failure": {}, "lingers": 1},
     {"world_size": 2, "epochs": 4, "failure": {}, "environment": ELSEWHERE},
-    {"world_size": 1, "epochs": 0, "failure": {}},
+    {"world_size": 1, "epochs": 0, "failure": {}, "rough": True},
 )
 FAILING = (
     {"world_size": 2, "epochs": 2, "failure": {"rank": 1, "moment": 2, "how": "raise"}},
@@ -67,13 +62,6 @@ FAILING = (
 MOMENTS = {"joining": "while the group was forming", 2: "in its second step", 4: "in its last step",
            "leaving": "after its last step"}  # fmt: skip
 HOW = {"raise": "raised ValueError", "exit": "left with exit status 3", "kill": "was killed by SIGKILL"}
-
-
-def dataset(grader: Grader) -> dict[str, torch.Tensor]:
-    """A task that a linear net can learn; drawn anew for every seed."""
-    generator = grader.generator("data")
-    features = torch.randn(SAMPLES, 6, generator=generator)
-    return {"x": features, "y": (features @ torch.randn(6, 3, generator=generator)).argmax(1)}
 
 
 def in_turn(grader: Grader) -> tuple[Run, list[dict[str, Any]]]:
@@ -100,19 +88,18 @@ def _lost_its_port(run: Run) -> bool:
         str(run.cause and run.cause.error),
         *((one or {}).get("error", "") for one in _came(run, (*FINE, *FAILING))),
     ]
-    return any(map(_port_was_taken, errors))
-
-
-def _port_was_taken(error: str) -> bool:
-    return "EADDRINUSE" in error or "address already in use" in error.lower()
+    return any(map(port_was_taken, errors))
 
 
 def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     text = str(cause.error or "")
     last = (text.strip().splitlines() or [""])[-1]
-    if _port_was_taken(text):
+    if port_was_taken(text):
         return grader.diagnosis("hard-coded-port", f"The port was taken already: {last}", at=r"\b\d{4,5}\b")
+    if cause.kind == "timed out" and re.search(r"\bsend\w*\(|\bput\(", cause.headline):
+        said = f"{cause.headline[:1].upper()}{cause.headline[1:]} Its model has 80 KB, and launch_distributed has not read any of it."
+        return grader.diagnosis("joins-before-reading", said, of=cause.ranks, at=r"(?<!path)\.join\( || " + SPAWN)
     if "pickle" in text and "local object" in text:
         said = "The function passed to spawn must be importable by name, but it is defined inside another function"
         return grader.diagnosis("raised", f"{said}: {last}", at=SPAWN)
@@ -126,37 +113,14 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     return None
 
 
-@lru_cache(64)
-def _train(grader: Grader, world: int, epochs: int) -> dict[str, torch.Tensor]:
-    """The weights of the reference training on `world` ranks: one process on the joined batches."""
-    x, y = dataset(grader).values()
-    net = nn.Linear(6, 3, dtype=torch.float64)
-    x = x.double()
-    with torch.no_grad():
-        net.weight.copy_(torch.linspace(-0.5, 0.5, 18).view(3, 6))
-        net.bias.zero_()
-    optimizer = torch.optim.SGD(net.parameters(), RATE)
-    samplers = [DistributedSampler(TensorDataset(x, y), world, rank) for rank in range(world)]
-    for epoch in range(epochs):
-        for sampler in samplers:
-            sampler.set_epoch(epoch)
-        orders = [list(sampler) for sampler in samplers]
-        for start in range(0, len(orders[0]), BATCH):
-            shares = [order[start : start + BATCH] for order in orders]
-            optimizer.zero_grad()
-            (sum(nn.functional.cross_entropy(net(x[share]), y[share]) for share in shares) / world).backward()  # type: ignore[union-attr]
-            optimizer.step()
-    trained = net.state_dict().items()
-    weights = {f"{layer}.{name}": value.detach() for layer in ("submodule", "tied") for name, value in trained}
-    return weights | {BUFFER: torch.tensor(epochs * -(-len(samplers[0]) // BATCH))}
-
-
 def trained(launch: dict[str, Any]) -> list[dict[str, Any]]:
     """The processes that trained in a launch."""
     return [one for one in launch["noted"] if one["what"] == "trains"]
 
 
-def judge_weights(grader: Grader, launch: dict[str, Any], world: int, epochs: int, also: list[Hypothesis]) -> None:
+def judge_weights(
+    grader: Grader, launch: dict[str, Any], world: int, epochs: int, rough: bool, also: list[Hypothesis]
+) -> None:
     """What came back is a state_dict, and the right one."""
     kind, weights = launch["type"], launch.get("weights")
     if kind == "NoneType":
@@ -171,7 +135,7 @@ def judge_weights(grader: Grader, launch: dict[str, Any], world: int, epochs: in
         keys = ", ".join(map(repr, list(weights)[:2]))
         said = f"The keys are {keys}: with the wrapper's prefix a plain model cannot load them."
         grader.fail("prefixed-keys", said, at=r"state_dict || " + RETURN)
-    right = _train(grader, world, epochs)
+    right = right_weights(grader, world, epochs, rough)
     at = r"parameters\( || state_dict || " + RETURN
     missing, more = [name for name in right if name not in weights], [name for name in weights if name not in right]
     if missing and missing[0].replace("module.", "") in more:
@@ -194,12 +158,12 @@ def judge_weights(grader: Grader, launch: dict[str, Any], world: int, epochs: in
     asked = f"world_size={world} and epochs={epochs} were asked for, and these are the weights"
     mistakes = [
         Hypothesis("untrained-weights-returned", "These are the initial weights: what the other processes trained did "
-                   "not come back.", lambda: _train(grader, world, 0), RETURN),
+                   "not come back.", lambda: right_weights(grader, world, 0, rough), RETURN),
         *also,
-        *(Hypothesis("drops-arguments", f"{asked} after {other} epoch{'s' * (other > 1)}.", lambda other=other: _train(grader, world, other))
+        *(Hypothesis("drops-arguments", f"{asked} after {other} epoch{'s' * (other > 1)}.", lambda other=other: right_weights(grader, world, other, rough))
           for other in (*range(1, 12), 20, 50, 100)),
         *(Hypothesis("wrong-world-size", f"{asked} of another world size, {other}.",
-                     lambda other=other: _train(grader, other, epochs)) for other in range(1, 5)),
+                     lambda other=other: right_weights(grader, other, epochs, rough)) for other in range(1, 5)),
     ]  # fmt: skip
     grader.explain(
         "What came back",
@@ -242,7 +206,7 @@ def test_other_sizes(grader: Grader) -> None:
     """works for one rank and for three, one after the other in one process"""
     said = "A launch of 3 ranks preceded this one of 1, and these are its weights."
     before = Hypothesis(
-        "returns-stale-file", said, lambda: _train(grader, **_asked(IN_TURN[0])), r"load\( || " + RETURN
+        "returns-stale-file", said, lambda: right_weights(grader, **_asked(IN_TURN[0])), r"load\( || " + RETURN
     )
     judge_weights(grader, in_turn(grader)[1][1], **_asked(IN_TURN[1]), also=[before])
 
@@ -338,8 +302,11 @@ def test_launches_at_once(grader: Grader) -> None:
         if launch is None:
             said = f"{what} never came back. {where}"
             grader.fail("launches-interfere", said.strip(), evidence=evidence(run), at=PORT)
+        if "unsupported ScalarType BFloat16" in launch.get("error", ""):
+            said = "One of the model's buffers is bfloat16, a type that NumPy doesn't have. Bring tensors back, not arrays: "
+            grader.fail("wrong-return", said + _shortened(launch["error"]), at=r"numpy\( || " + RETURN)
         if "error" in launch:
-            taken = _port_was_taken(launch["error"])
+            taken = port_was_taken(launch["error"])
             said = f"{what} raised {_shortened(launch['error'])}. {where}"
             grader.fail("hard-coded-port" if taken else "launches-interfere", said.strip(), at=PORT)
         if (noted := [one["what"] for one in launch["noted"]]).count("lingers") > noted.count("leaves"):
@@ -348,7 +315,8 @@ def test_launches_at_once(grader: Grader) -> None:
             grader.fail("leaves-processes", said, of=[slow], at=r"is_alive || " + UNSEEN)
         also = [
             Hypothesis("launches-interfere", "These are the weights of another launch that ran at the same time.",
-                       lambda other=other: _train(grader, **_asked(other)), r"save\( || load\( || " + RETURN)
+                       lambda other=other, rough="rough" in asked: right_weights(grader, **_asked(other) | {"rough": rough}),
+                       r"save\( || load\( || " + RETURN)
             for other in (*FINE, *FAILING) if other is not asked
         ]  # fmt: skip
         judge_weights(grader, launch, **_asked(asked), also=also)
@@ -393,7 +361,7 @@ def _writes(grader: Grader, changed: list[str]) -> Frame | str:
 
 
 def _asked(launch: dict[str, Any]) -> dict[str, int]:
-    return {"world": launch["world_size"], "epochs": launch["epochs"]}
+    return {"world": launch["world_size"], "epochs": launch["epochs"], "rough": launch.get("rough", False)}
 
 
 def _raised(what: str) -> str:

@@ -141,6 +141,9 @@ def test_repeats(grader: Grader) -> None:
             f"{more - less} more instead of {REPEATS - 1}."
         )
         grader.fail_on([rank] if more - less != REPEATS - 1 else [], "ignores-repeats", said, at=LOOP)
+        again = quiet(grader).run.observed("counts again")[rank][kind]
+        said = f"In a second call for the same model, with repeats=1, rank {rank} made {again} step{'s' * (again != 1)} {WITH[kind]}, where two to warm up and one to measure make 3."
+        grader.fail_on([rank] if again < 3 else [], "counts-warm-up", said, at=r"warm || " + LOOP)
 
 
 @pytest.mark.needs("test_repeats")
@@ -206,6 +209,9 @@ def test_clean_steps(grader: Grader) -> None:
                 of=[rank],
                 at=r"no_sync || " + CLEAR,
             )
+        if dirty[0]:
+            said = f"The first warm-up step on rank {rank} started with the gradients that the caller had left, and added to them."
+            grader.fail("keeps-gradients", said, of=[rank], at=CLEAR)
 
 
 @pytest.mark.needs("test_slowest_rank")
@@ -231,9 +237,8 @@ def test_leaves_no_trace(grader: Grader) -> None:
         if what:
             grader.fail("leaves-gradients", f"On rank {rank} {what}.", of=[rank], at=CLEAR)
         for name, buffer in run.observed("buffers")[rank].items():
-            kind = (
-                "with persistent=False" if name == "unsaved" else f"of type {str(buffer.dtype).removeprefix('torch.')}"
-            )
+            special = {"unsaved": "with persistent=False", "replaced": "that each forward replaces with a new tensor"}
+            kind = special.get(name, f"of type {str(buffer.dtype).removeprefix('torch.')}")
             said = f"The model counts its calls in a buffer {kind}. It was 5 before and is {buffer.item():g} on rank {rank} now."
             wrong = [rank] if buffer.item() != 5 else []
             grader.fail_on(wrong, "leaves-buffers", said, at=r"buffers\( || state_dict || " + MEASURE)
@@ -302,6 +307,7 @@ REFUSED: dict[str, tuple[list[list[float]], str]] = {
     "a time of 0 seconds": ([[1, 1.0], [2, 0.0]], "strong"),
     "0 seconds on the fewest ranks": ([[1, 0.0], [2, 1.0]], "strong"),
     "a negative time": ([[1, 1.0], [2, -1.0]], "weak"),
+    "times of -1 s and -2 s": ([[1, -1.0], [2, -2.0]], "strong"),
 }
 
 

@@ -185,6 +185,7 @@ def gradients_of_mistakes(
     each = torch.cat([clipped(piece, max_norm) for piece in gradient.split(NUMBERS)])
     begin, rest = gradient.split([sum(NUMBERS[:FIRST_GROUP]), sum(NUMBERS[FIRST_GROUP:])])
     one_group = torch.cat([clipped(begin, max_norm), rest])
+    each_group = torch.cat([clipped(begin, max_norm), clipped(rest, max_norm)])
     largest, sum_ = float(gradient.norm(torch.inf)), float(gradient.norm(1))
     by_largest = f"They were clipped by their largest number ({largest:.4g}) instead of their 2-norm."
     by_sum = f"They were clipped by their 1-norm ({sum_:.4g}) instead of their 2-norm."
@@ -199,6 +200,7 @@ def gradients_of_mistakes(
         Hypothesis("clips-by-value", by_value, gradient.clamp(-max_norm, max_norm), r"clip_grad_value || clamp || " + CLIP),
         Hypothesis("clips-each-parameter", f"Each parameter's gradient was clipped to {max_norm:g} by itself.", each, CLIP),
         Hypothesis("wrong-clip", "Only the optimizer's first group of parameters was clipped.", one_group, CLIP),
+        Hypothesis("wrong-clip", f"Each of the optimizer's two groups was clipped to {max_norm:g} by itself.", each_group, CLIP),
         Hypothesis("wrong-clip", by_largest, gradient * min(1.0, max_norm / largest), CLIP),
         Hypothesis("wrong-clip", by_sum, gradient * min(1.0, max_norm / sum_), CLIP),
         Hypothesis("wrong-clip", length, gradient / norm * found, CLIP),

@@ -20,6 +20,7 @@ OWN_GPUS = True  # gloo sends no CUDA tensor from rank to rank
 WORLD, LENGTH = 4, 4000
 LENGTHS = (10, 7, 5, 3, 1)  # on four ranks: not divisible, shorter than the world
 WHOLE, DOUBLE = "length 8 and type int64", "length 8 and type float64"
+HALVES = {"length 9 and type float16": torch.float16, "length 9 and type bfloat16": torch.bfloat16}
 SHORT, SHORT_LENGTH = "length 40000 and type int16", 40_000
 SLACK, HEADERS = 1.1, 4096  # what may be sent besides: headers, and gloo's own notes to each other
 
@@ -224,8 +225,8 @@ def judge_calls(grader: Grader, run: Run, name: str) -> None:
         if collectives:
             moved = sum(call.nbytes for call in collectives)
             kinds = ", ".join(sorted({call.kind for call in collectives}))
-            what = f"With a tensor of {name} on {run.world_size} ranks, rank" if name.startswith("length") else "Rank"
-            said = f"{what} {rank} put {moved} bytes into {kinds}. Build it from send and recv."
+            what = "Rank" if name == "tensor" else f"With a tensor ({name}) on {run.world_size} ranks, rank"
+            said = f"{what} {rank} called {kinds} ({moved} bytes). Build it from send and recv."
             grader.fail("calls-a-collective", said, of=[rank], at=collectives[0].frame)
 
 
@@ -296,13 +297,14 @@ def test_traffic(grader: Grader) -> None:
 
 def judge_traffic(grader: Grader, run: Run, name: str, size: int) -> None:
     """The messages by which this tensor of so many bytes was summed."""
-    sent = [[call for call in calls_for(run, rank, name) if call.kind == "send"] for rank in range(WORLD)]
-    steps, chunk = 2 * (WORLD - 1), size // WORLD
-    allowed = steps * chunk + 4 * WORLD
+    world = run.world_size
+    sent = [[call for call in calls_for(run, rank, name) if call.kind == "send"] for rank in range(world)]
+    steps, chunk = 2 * (world - 1), size // world
+    allowed = steps * chunk + 4 * world
     moved = [sum(call.nbytes for call in calls) for calls in sent]
-    most = max(range(WORLD), key=lambda rank: moved[rank])
+    most = max(range(world), key=lambda rank: moved[rank])
     all_of_them = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(moved))
-    count = f"{moved[most]} bytes in {len(sent[most])} messages to sum {size} bytes over {WORLD} ranks; a ring sends {steps * chunk} in {steps}."
+    count = f"{moved[most]} bytes in {len(sent[most])} messages to sum {size} bytes over {world} ranks; a ring sends {steps * chunk} in {steps}."
     what = f"Rank {most} sent {count}"
     types = ", ".join(sorted({call.dtype for call in sent[most]}))
     own = type_of(name)
@@ -321,12 +323,12 @@ def judge_traffic(grader: Grader, run: Run, name: str, size: int) -> None:
     for rank, calls in enumerate(sent):
         peers = sorted({call.peer for call in calls if call.peer is not None})
         if len(peers) > 1:
-            how = "both its neighbors, " if set(peers) == {(rank - 1) % WORLD, (rank + 1) % WORLD} else ""
+            how = "both its neighbors, " if set(peers) == {(rank - 1) % world, (rank + 1) % world} else ""
             said = f"Rank {rank} sent to {how}{names(peers)}. In a ring each rank sends to one neighbor only."
             grader.fail("not-a-ring", said, of=[rank], at=SEND)
         if len(calls) != steps:
             sizes = sorted({call.nbytes for call in calls})
-            said = f"Rank {rank} sent {len(calls)} messages of {sizes} bytes; {WORLD - 1} to reduce and {WORLD - 1} to gather make {steps}."
+            said = f"Rank {rank} sent {len(calls)} messages of {sizes} bytes; {world - 1} to reduce and {world - 1} to gather make {steps}."
             grader.fail("wrong-number-of-steps", said, of=[rank], at=SEND)
 
 
@@ -337,8 +339,8 @@ def test_any_length(grader: Grader) -> None:
     run = sums(grader, inputs)
     for name in inputs:
         judge_sum(grader, run, inputs, name)
-    for length, name in zip(LENGTHS, inputs, strict=False):
         judge_calls(grader, run, name)
+    for length, name in zip(LENGTHS, inputs, strict=False):
         judge_chunks(grader, run, name, length)
 
 
@@ -346,10 +348,13 @@ def test_any_length(grader: Grader) -> None:
 def test_any_shape(grader: Grader) -> None:
     """any shape, also a view whose elements do not lie side by side"""
     shapes = {"matrix": (3, 5), "scalar": (), "transposed": (4, 6), "column": (9,), WHOLE: (8,), DOUBLE: (8,)}
+    shapes |= dict.fromkeys(HALVES, (9,))
     inputs = draw(grader, "shapes", 3, shapes)
     inputs["matrix"][1][0, 0] = float("inf")
     inputs[WHOLE] = [tensor.long() * (2**51 + 1) for tensor in inputs[WHOLE]]  # more than a float64 has room for
     inputs[DOUBLE] = [tensor.double() * (2**40 + 1) for tensor in inputs[DOUBLE]]  # more than a float32 has room for
+    for name, dtype in HALVES.items():
+        inputs[name] = [(tensor % 64).to(dtype) for tensor in inputs[name]]  # their sums have room in eight bits
     run = sums(grader, inputs, {"transposed": "transposed", "column": "column"})
     for rank, memory in enumerate(run.observed("column memory")):
         if not (memory[..., 0::2] == -7).all():
@@ -374,7 +379,10 @@ def test_any_shape(grader: Grader) -> None:
                 at=r"reshape || flatten || contiguous || view || " + FUNCTION,
             )
         judge_sum(grader, run, inputs, name)
+        judge_calls(grader, run, name)
     judge_chunks(grader, run, "transposed", 24)
+    for name in HALVES:
+        judge_traffic(grader, run, name, 2 * 9)
 
 
 @pytest.mark.needs("test_sum")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from judging.launch_distributed import port_was_taken
 
 from lockstep.grading import Cause, Diagnosis, Frame, Grader, Run, names, wrong_ranks
 
@@ -30,6 +31,11 @@ REFUSED = {
     "no MASTER_ADDR": ("ValueError or RuntimeError", "{world} ranks and no MASTER_ADDR"),
     "no MASTER_PORT": ("ValueError or RuntimeError", "{world} ranks and no MASTER_PORT"),
 }
+ALONE = {
+    "alone": "without any variable",
+    "alone with its rank": "with RANK and WORLD_SIZE alone",
+    "alone with an address": "with MASTER_ADDR alone",
+}
 # What an error of a run that failed has in it, the diagnosis, what it means, and the line to show.
 ERRORS = (
     (r"NCCL", "hard-coded-backend", "asked for nccl on a machine without a GPU", r"nccl"),
@@ -45,6 +51,8 @@ ERRORS = (
 def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     error = cause.error
+    if cause.kind == "hang" and (alone := raised_alone(grader, run)):  # the ranks' next groups have other numbers
+        return grader.diagnosis("needs-launcher-variable", **alone)
     if error is None:
         return None
     who = names(cause.ranks).capitalize()
@@ -64,6 +72,20 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         if word in f"{error.type}: {error.message}":
             place = error.frame if word == "KeyError" else at
             return grader.diagnosis(id, f"{who} {meaning}: {error}", of=cause.ranks, at=place)
+    return None
+
+
+def raised_alone(grader: Grader, run: Run) -> dict[str, Any] | None:
+    """What two single ranks, each in a process of its own at the same time, raised: the message, the ranks and the line."""
+    for label, having in ALONE.items():
+        errors = run.observed(f"{label} raised")
+        if raised := [rank for rank, error in enumerate(errors) if error]:
+            at = Frame.of((grader.submission.file, run.observed(f"{label} raised at")[raised[0]] or None, ""))
+            error = errors[raised[0]].rstrip(".")
+            said = f"setup_ddp(0, 1) {having} raised {error}."
+            if port_was_taken(error):
+                said = f"Two processes called setup_ddp(0, 1) at once, {having}. One raised {error}: the other had the port."
+            return {"message": said, "of": raised, "at": at or INIT}
     return None
 
 
@@ -151,7 +173,7 @@ def test_can_be_repeated(grader: Grader) -> None:
             if error.startswith("AddressChanged: "):
                 _, now, used = error.removeprefix("AddressChanged: ").split("|")
                 said = f"On rank {rank} the second setup_ddp used {used}, but by then MASTER_PORT was {now}. Read the address again in each call."
-                grader.fail(id, said, of=[rank], at=r"cache || init_method *= || MASTER_ || " + INIT)
+                grader.fail(id, said, of=[rank], at=r"cache || store is None || init_method *= || MASTER_ || " + INIT)
             grader.fail(id, f"On rank {rank} {step} raised {error}.{why}", of=[rank], at=at)
     left_open(grader, run, "open_between")
     for report in run.ranks:
@@ -160,22 +182,16 @@ def test_can_be_repeated(grader: Grader) -> None:
             said = f"cleanup_ddp called {call.kind} on rank {report.rank}, which waits until all ranks have called it. After an error the others may not clean up."
             grader.fail("cleanup-waits", said, of=[report.rank], at=call.frame or r"barrier || " + DESTROY)
     look_at_group(grader, run, "second")
+    look_at_environment(grader, run, "written again")
 
 
 @pytest.mark.needs("test_can_be_repeated")
 def test_alone(grader: Grader) -> None:
     """a single rank needs no launcher and no variable"""
     run = play(grader, "limits", 2)
-    for label, having in (
-        ("alone", "without any variable"),
-        ("alone with its rank", "with RANK and WORLD_SIZE alone"),
-        ("alone with an address", "with MASTER_ADDR alone"),
-    ):
-        errors = run.observed(f"{label} raised")
-        if raised := [rank for rank, error in enumerate(errors) if error]:
-            at = Frame.of((grader.submission.file, run.observed(f"{label} raised at")[raised[0]] or None, ""))
-            said = f"setup_ddp(0, 1) {having} raised {errors[raised[0]].rstrip('.')}."
-            grader.fail("needs-launcher-variable", said, of=raised, at=at or INIT)
+    if raised := raised_alone(grader, run):
+        grader.fail("needs-launcher-variable", **raised)
+    for label, having in ALONE.items():
         for rank, seen in enumerate(run.observed(label)):
             if seen["initialized"] is not True or (seen["rank"], seen["world_size"]) != (0, 1):
                 said = f"setup_ddp(0, 1) {having} made {'another group' if seen['initialized'] else 'no group'}."
@@ -252,6 +268,9 @@ def test_shared_gpu(grader: Grader) -> None:
     look_at_backend(grader, run, "gloo", "With 2 GPUs for the 3 ranks of each node")
     look_at_device(grader, run, gpus=2)
     look_at_output(grader, run)
+    run = play(grader, "with_devices", 3, devices=2, under="spawn")  # LOCAL_WORLD_SIZE is not set
+    look_at_backend(grader, run, "gloo", "With 2 GPUs for 3 ranks, without LOCAL_WORLD_SIZE")
+    look_at_device(grader, run, gpus=2)
     run = play(grader, "with_devices", 2, devices=0)
     look_at_backend(grader, run, "gloo", "Without a GPU")
     chosen = [rank for rank, one in enumerate(run.observed("chosen")) if one]
@@ -265,7 +284,8 @@ def look_at_backend(grader: Grader, run: Run, wanted: str, where: str, label: st
     wrong = [rank for rank, one in enumerate(asked) if wanted not in one or (wanted == "gloo" and "nccl" in one)]
     said = "".join(f"{where}, {wanted} is expected; {{ranks}} asked for {asked[rank]}." for rank in wrong[:1])
     alone = r"process_group\([\"']gloo || " if label != "given" else ""
-    grader.fail_on(wrong, "hard-coded-backend", said, at=alone + r"\bbackend *= || nccl || " + INIT)
+    places = r"nccl || \bbackend *= || " if wanted == "gloo" else r"\bbackend *= || nccl || "
+    grader.fail_on(wrong, "hard-coded-backend", said, at=alone + places + INIT)
 
 
 def look_at_device(grader: Grader, run: Run, gpus: int = 1 << 30) -> None:

@@ -119,12 +119,25 @@ class Played:
         """Which parameters this rank keeps state of."""
         return [nbytes > 0 for nbytes in self.state[rank][:-1]]
 
+    @property
+    def parts(self) -> list[int]:
+        """How many elements each rank keeps state of."""
+        sizes, ranks = [one.numel() for one in self.initial], range(self.world_size)
+        return [sum(n for n, own in zip(sizes, self.owned(rank), strict=True) if own) for rank in ranks]
+
     def kept(self, right: Steps, rank: int, owner: int) -> Steps:
         """What a rank has after each step if only what `owner` updates arrives, besides what it updates itself."""
         arrives = [a or b for a, b in zip(self.owned(rank), self.owned(owner), strict=True)]
         return [
             [new if came else old for new, old, came in zip(step, self.initial, arrives, strict=True)] for step in right
         ]
+
+    def without_late(self, right: Steps, rank: int) -> Steps:
+        """What a rank has after each step if only parameters with a gradient in the first step are ever sent."""
+        late = {number for number, gradient in enumerate(self.gradients[0]) if gradient is None}
+        others = [self.owned(other) for other in range(self.world_size) if other != rank]
+        stay = {number for number in late if any(own[number] for own in others)}
+        return [[self.initial[n] if n in stay else new for n, new in enumerate(step)] for step in right]
 
     def without_zeroed(self, right: Steps, rank: int) -> Steps:
         """What a rank has after each step if a parameter whose gradient is zero isn't sent."""
@@ -169,6 +182,8 @@ def judge_steps(grader: Grader, played: Played, more: list[Hypothesis] | None = 
                    lambda: Each([played.kept(right, rank, rank) for rank in ranks]), SEND),
         Hypothesis("sent-by-wrong-rank", "Only what rank 0 owns arrived; everything else is where it started.",
                    lambda: Each([played.kept(right, 0, 0)] * world), SEND),
+        Hypothesis("shard-not-sent", "This parameter had no gradient in the first step. Later its owner updated it, and that never arrived.",
+                   lambda: Each([played.without_late(right, rank) for rank in ranks]), SEND),
         Hypothesis("averages-again", f"That comes from gradients that were divided by {world} once more.",
                    lambda: played.plain(scale=1 / world), GRAD),
         Hypothesis("averages-again", f"That comes from gradients that were multiplied by {world}: DDP's mean was summed.",
@@ -260,9 +275,7 @@ def test_balance(grader: Grader) -> None:
     groups = [[n, n + 1] for n in range(0, len(shapes), 2)]
     grouped = Played(grader, "balance", 3, shapes, "AdamW", groups, [{} for _ in groups], lr=0.1)
     for played in (*(main_run(grader, world_size) for world_size in WORLDS), grouped):
-        sizes = [one.numel() for one in played.initial]
-        ranks = range(played.world_size)
-        parts = [sum(n for n, own in zip(sizes, played.owned(rank), strict=True) if own) for rank in ranks]
+        sizes, parts = [one.numel() for one in played.initial], played.parts
         share = sum(sizes) / played.world_size
         said = (
             f"The ranks own {', '.join(map(str, parts))} elements. An even share is {share:.0f}, and the largest parameter "
@@ -270,7 +283,7 @@ def test_balance(grader: Grader) -> None:
         )
         if played is grouped:
             said += f" The parameters were given in {len(played.groups)} groups."
-        too_large = [rank for rank in ranks if parts[rank] > share + max(sizes)]
+        too_large = [rank for rank, part in enumerate(parts) if part > share + max(sizes)]
         grader.fail_on(too_large, "parts-unbalanced", said, at=OWNERS)
 
 
@@ -285,16 +298,18 @@ def test_sent_once(grader: Grader) -> None:
             for start, end in [_between(played.run, rank, step)]
         ]
         # A broadcast moves its tensor once, and all ranks name its size; a reduction moves it twice; in a gather each
-        # rank names what it brings.
-        sent = 0
+        # rank names what it brings: its part, which may be made as long as the longest.
+        sent, brought = 0, [0] * played.world_size
         for own in zip(*calls, strict=False):
             if own[0].kind == "broadcast":
                 sent += own[0].nbytes
             elif "reduce" in own[0].kind:
                 sent += 2 * own[0].nbytes
             else:
-                sent += sum(call.nbytes for call in own)
-        if sent > 1.5 * played.payload:  # room for what makes parts equally long
+                brought = [so_far + call.nbytes for so_far, call in zip(brought, own, strict=True)]
+        longest = 4 * (max(played.parts) + SIZES[WITHOUT])
+        sent += min(sum(brought), played.payload) if max(brought) <= longest else sum(brought)
+        if sent > 1.5 * played.payload:
             kinds = sorted({call.kind for own in calls for call in own})
             said = (
                 f"Step {step} moved {sent} bytes through {', '.join(kinds)}; the parameters are {played.payload} bytes."

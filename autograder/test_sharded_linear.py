@@ -28,6 +28,7 @@ from judging.sharded_linear import (
     NO_INPUTS,
     REDUCE,
     ROWS,
+    SCALE,
     SHAPES,
     WORLDS,
     Played,
@@ -37,13 +38,13 @@ from judging.sharded_linear import (
     judge_outputs,
     judge_parts,
     judge_state,
+    judge_three_calls,
     judge_training,
-    judge_two_calls,
     mean,
     phases,
 )
 
-from lockstep.grading import Cause, Diagnosis, Grader, Run, evidence, names, sentence, wrong_ranks
+from lockstep.grading import Cause, Diagnosis, Grader, Run, equal, evidence, names, sentence, wrong_ranks
 
 ERRORS = (
     ("does not require grad and does not have a grad_fn", "output-without-graph", FORWARD),
@@ -92,7 +93,7 @@ def test_training(grader: Grader) -> None:
     """training gives the same weights as DDP"""
     for world_size in WORLDS:
         judge_training(grader, Played(grader, world_size))
-    judge_two_calls(grader, Played(grader, 3))
+    judge_three_calls(grader, Played(grader, 3))
     for rank, cases in enumerate(_held(grader, Played(grader, 3))):
         for (how, _, _), seen in zip(CASES, cases, strict=True):
             said = f"With a layer {how}, a step of SGD changes no weight: backward gave the rows no gradient."
@@ -104,7 +105,12 @@ def test_input_gradient(grader: Grader) -> None:
     """inputs get the gradient of their own rank's loss, if they need one"""
     played = Played(grader, 3)
     judge_input_gradients(grader, played)
-    run = grader.run("work", 3, state=played.state, batch=played.batches[0][0][0])
+    batch = played.batches[0][0][0]
+    run = grader.run("work", 3, state=played.state, batch=batch)
+    for rank, direction in enumerate(run.observed("direction")):
+        if not equal(direction, batch[1]):
+            said = f"On rank {rank} backward changed the output's gradient in place: it starts with {float(direction.flatten()[0]):.4g} instead of {float(batch[1].flatten()[0]):.4g}."
+            grader.fail("changes-output-gradient", said, of=[rank], at=r"div_\(|/= || mul_\(|\*= || " + SCALE)
     for rank, (needed, not_needed) in enumerate(run.observed("operations")):
         if not_needed > 0.75 * needed:
             said = f"Backward made {needed} floating-point operations for inputs that need a gradient and {not_needed} for inputs that don't, where half is enough."
@@ -193,12 +199,14 @@ def test_shapes(grader: Grader) -> None:
             grader.fail("leading-shape", said, of=run.cause.ranks, at=run.cause.error.frame or SHAPES)
         seen = grader.require(run).observed("seen")
         inputs = torch.linspace(-1, 1, torch.Size(shape).numel()).reshape(shape).requires_grad_()
-        output = torch.nn.functional.linear(inputs, state["weight"].float(), state["bias"].float())
-        output.backward(torch.cos(torch.arange(float(output.numel()))).reshape(output.shape))
-        for part, right in enumerate((output.detach(), inputs.grad)):
-            name = ("The output", "The inputs' gradient")[part]
+        whole = {name: tensor.float().clone().requires_grad_() for name, tensor in state.items()}
+        output = torch.nn.functional.linear(inputs, whole["weight"], whole["bias"])
+        (output * torch.cos(torch.arange(float(output.numel()))).reshape(output.shape)).sum().backward()
+        after = {name: (tensor - tensor.grad).detach() for name, tensor in whole.items()}
+        for part, right in enumerate((output.detach(), inputs.grad, after)):
+            name = ("The output of", "The inputs' gradient of", "After a step of SGD with lr=1, the layer with")[part]
             values = [one[part] for one in seen]
-            grader.explain(f"{name} of {what},", values, right, otherwise="leading-shape", at=SHAPES, tolerance=CLOSE)
+            grader.explain(f"{name} {what},", values, right, otherwise="leading-shape", at=SHAPES, tolerance=CLOSE)
 
 
 @pytest.mark.needs("test_input_gradient")

@@ -280,7 +280,7 @@ def test_asked(grader: Grader) -> None:
     for number, ranks, more in ((signal.SIGUSR1, [WORLD - 1], ()), (signal.SIGTERM, [0, 1], ("--accumulate", "3"))):
         step, before = chance.choice([0, 1, 6]), chance.random() < 0.5
         run = start(grader, *more, signals={"number": int(number), "ranks": ranks, "step": step, "before": before})
-        where = "in the forward pass" if before else "just after the update of the weights"
+        where = f"in step {step + 1}, {'in the forward pass' if before else 'just after the update of the weights'}"
         full = through(grader, WORLD, *more)
         done, after = job(grader).stops(run, number, ranks, step, where)
         after = after.replace("the job", " ".join(("the job", "with", *more))) if more else after
@@ -361,9 +361,10 @@ def test_learns(grader: Grader) -> None:
 
 
 @pytest.fixture(scope="module")
-def batch(grader: Grader) -> Iterator[Batch]:
-    """The jobs that the batch script makes, all on one cluster."""
-    one = Batch(grader)
+def batch(grader: Grader, request: pytest.FixtureRequest) -> Iterator[Batch]:
+    """The jobs that the batch script makes, on one cluster; an array only where a check that is to be run looks at one."""
+    needed = {"test_batch_array", "test_batch_node_dies", "test_batch_cancelled"}
+    one = Batch(grader, array=not needed.isdisjoint(item.name for item in request.session.items))
     yield one
     one.close()
 
@@ -380,7 +381,7 @@ def test_batch_array(grader: Grader, batch: Batch) -> None:
     Judge(grader).array(*begun(batch)[1:])
 
 
-@pytest.mark.needs("test_batch_array")
+@pytest.mark.needs("test_batch_nodes")
 def test_batch_signal(grader: Grader, batch: Batch) -> None:
     """train.sbatch: when SLURM's signal comes the job saves, goes back into the queue, and continues"""
     Judge(grader).asked(batch.disturbed[0])

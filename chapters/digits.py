@@ -1,4 +1,4 @@
-"""Chapter 2's job in one process: the data, the model, one epoch. Nothing here knows of ranks."""
+"""Chapter 2's job in one process: the data, the model, one epoch. This file knows nothing about ranks."""
 
 import numpy
 import torch

@@ -37,7 +37,8 @@ def train_step(
 
     Args:
         ddp_model: a model in DDP, in the default process group, the same on every rank. A parameter may be frozen
-            (`requires_grad` is False and `grad` is None), or shared by two layers.
+            (`requires_grad` is False and `grad` is None), or shared by two layers. Each micro-batch uses every parameter
+            that isn't frozen.
         micro_batches: pairs (x, y) on the model's device with at least one sample each; the first dimension of both
             counts samples. Any iterable works, including one that has no length and can be read only once, such as
             `itertools.islice(loader, 8)`.

@@ -45,8 +45,8 @@ def load_latest(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     - Newest means saved last, whichever process saved it and whatever the files' times say: copying a folder changes
       them.
     - All ranks return the same checkpoint, even if one of them sees an older state of the folder (a network file system
-      shows a new file late) or can't read a file that the others can. Take the newest that all ranks can read, or the
-      newest that any of them can.
+      shows a new file late) or can't read a file that the others can. You may take the newest that all ranks can
+      read, or the newest that any can.
     - Skip a file that is cut short or in which a single bit of the state has changed. Load the next older one; at least
       one rank warns (`warnings.warn`) and names the file. `torch.load` doesn't notice a changed bit in a tensor.
     - A save with `keep=1` may remove the file that you are about to read. Then look into the folder again.

@@ -53,7 +53,7 @@ def register(
       separately for each parameter, even though DDP rebuilds its buckets after the first step. The error of many steps
       together is then no larger than that of one step. Keep no residual of an element if it, or its
       cast, is inf or NaN.
-    - Several models in one process don't affect each other.
+    - Several models in one process don't affect each other. A module that is wrapped and registered again owes nothing.
 
     Args:
         ddp_model: the wrapped model; its parameters are float32.

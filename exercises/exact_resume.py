@@ -64,9 +64,9 @@ def train(
 
     The training:
 
-    - Before anything else Python's, NumPy's and torch's random generators are seeded from `seed` and the rank. They are
-      used by `make` (the weights), by the dataset (it may augment its samples) and by the model (dropout), and every
-      rank draws its own numbers.
+    - First of all, seed Python's, NumPy's and torch's random generators from `seed` and the rank. `make` (the weights),
+      the dataset (it may augment its samples) and the model (dropout) use them, and every rank draws its own
+      numbers.
     - In epoch e (from 0) rank r's samples are those of `DistributedSampler(dataset, seed=seed)` for epoch e, in batches
       of `batch_size`; the last batch may be smaller. Load each batch in this process (no workers), after the
       step before it. After a restart, don't load the batches of earlier steps again.
@@ -82,7 +82,8 @@ def train(
     Args:
         folder: where the checkpoints are.
         make: called without arguments, makes the model, its optimizer, its scheduler (which steps after every step of
-            the optimizer) and its gradient scaler, all on this rank's device and in training mode.
+            the optimizer) and its gradient scaler, all on this rank's device and in training mode. The model has no
+            submodule called `module`.
         dataset: gives pairs of an input and a class. Its length is a multiple of the number of ranks.
         epochs: how often each sample is seen.
         batch_size: samples per rank and step.

@@ -23,9 +23,9 @@ def launch_distributed(
     On each rank `train_ddp` reads the variables that torchrun would set, such as MASTER_ADDR, MASTER_PORT and LOCAL_RANK,
     and returns the trained model.
 
-    It waits until all of them have ended and leaves nothing behind: no processes, no files, no environment variables.
-    It uses a free port, so several programs can launch at the same time (a port that you found free just before is good
-    enough).
+    The call waits for all of them and leaves nothing behind: no processes, no files that your code wrote, no environment
+    variables. It uses a free port, so several programs can launch at the same time (a port that you found free just
+    before is good enough).
 
     Args:
         world_size: the number of ranks, at least 1.

@@ -55,7 +55,7 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update the parameters. Afterwards all ranks have all of them, bit for bit the same.
+        """Update the parameters. Afterwards they are the same on all ranks, bit for bit.
 
         - They get the values that one `optimizer_class` for all parameters would give them.
         - A parameter whose gradient is None stays as it is.

@@ -52,8 +52,8 @@ class ShardedLinear(nn.Module):
         - It also works under `torch.no_grad()` and after `eval()`.
 
         Args:
-            inputs: of shape (*, in_features), contiguous or not, like the output's gradient. The ranks may have different
-                numbers of inputs. Those of all ranks require a gradient, or none do.
+            inputs: of shape (*, in_features). They and the output's gradient may be non-contiguous. The ranks' numbers of
+                inputs may differ. Either all ranks' inputs require a gradient, or none do.
         Returns:
             A tensor of shape (*, out_features).
         """

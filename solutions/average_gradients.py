@@ -19,9 +19,9 @@ def average_gradients(model: nn.Module) -> None:
     The process group already exists. The mean is over all ranks of the group, whatever WORLD_SIZE says. Divide before or
     after you add. If a rank's batch didn't use a parameter, the rank has no gradient for it. It contributes zeros and
     receives the mean like every other rank. Afterwards all ranks hold the same gradients, so all optimizers take the
-    same step. Each call stands for itself: the next batch may use other parameters. Train or eval mode doesn't matter.
+    same step. Keep nothing between calls: the next batch may use other parameters. Train or eval mode doesn't matter.
 
-    - A parameter that has no gradient on *any* rank keeps None. (With zeros, momentum and weight decay would still move
+    - If *no* rank has a gradient for a parameter, it keeps None. (With zeros, momentum and weight decay would still move
       it.)
     - A frozen parameter (`requires_grad` is False) is left alone, even if its `grad` holds something.
     - A parameter used in two places (tied weights) is averaged once.

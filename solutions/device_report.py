@@ -95,7 +95,7 @@ def device_report(
         batch: what the training step takes from its loader, in one argument or in several; `batch[0]` is the first.
         loss: the loss, a module or a function.
         device: where every tensor should be; by default the device of most of the model's parameters. Count tensors or
-            elements, as you like; if there are no parameters, or two devices have the same number, any device will do.
+            elements, as you like; if there are no parameters, or two devices have the same number, either will do.
     """
     # --- solution: collect every tensor, and decide where they should be ---
     if isinstance(model, DistributedDataParallel):

@@ -67,9 +67,9 @@ def train(
     The checkpoints, by `save_checkpoint` and `load_latest` of the exercise `checkpoint`:
 
     - Save after every `save_every` steps, counted from the start of training, and after the last step.
-    - SIGTERM and SIGUSR1 ask the job to stop; the signal may reach all ranks or only one. All ranks stop after the same
-      step: the current one or, at the latest, the next. Then they save and return. A signal that comes again changes
-      nothing.
+    - SIGTERM and SIGUSR1 ask the job to stop, even while `make` runs; the signal may reach all ranks or only one. All
+      ranks stop after the same step: the current one or, at the latest, the next. Then they save and return. A signal
+      that comes again changes nothing.
 
     However often it is interrupted, a run on the same number of ranks ends bit for bit like an uninterrupted one. On a
     different number of ranks the sums are added in a different order, so the weights differ in their last bits.
@@ -77,7 +77,8 @@ def train(
     Args:
         folder: the folder of the checkpoints.
         make: called without arguments, returns the model, with equal weights on all ranks and in training mode, and
-            its optimizer. The model has no randomness.
+            its optimizer. The model has no randomness, no submodule called `module`, and no buffer that depends on the
+            data.
         dataset: pairs of an input and a class, without randomness.
         steps: the number of steps of the whole training, the same at every start.
         batch_size: samples per step over all ranks; a multiple of the number of ranks.

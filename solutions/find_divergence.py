@@ -53,7 +53,7 @@ def find_divergence(
     Compare the model's parameters and buffers, their gradients (unless `gradients` is False) and, with an optimizer,
     its state and its hyper-parameters. List them in this order: parameters, buffers, gradients, optimizer; parameters
     and buffers in the model's order. Use the names from `named_parameters()` and `named_buffers()`; a gradient has its
-    parameter's name. Look through a DDP wrapper, which adds `module.` to each name; a plain model may have a submodule
+    parameter's name. Leave out the `module.` that a DDP wrapper adds to each name; a plain model may have a submodule
     named `module`. In the optimizer, a parameter's state (a tensor or a number) has a name like
     `encoder.weight.exp_avg`, and a group's hyper-parameter (a number, a flag, None or a tuple of numbers) one like
     `param_groups[0].lr`. A tuple is one entry, or one for each of its numbers.
@@ -126,7 +126,7 @@ class DivergenceWatch:
         self.first: Divergence | None = None
 
     def step(self) -> Divergence | None:
-        """Count a step, and compare the ranks at the `every`-th, the 2·`every`-th, … Every rank calls it after each
+        """Count a step; compare the ranks if the count is a multiple of `every`. Every rank calls it after each
         step.
 
         Returns None as long as all comparisons agreed. From the first difference on, every call returns that same

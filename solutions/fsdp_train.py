@@ -44,8 +44,8 @@ class ShardedTraining:
     ) -> None:
         """Shard `model` in place and make its optimizer.
 
-        - Each of `layers` is gathered by one all-gather just before it computes. In forward, one more gathers all other
-          parameters.
+        - Each of `layers` is gathered by one all-gather just before it computes. One more, in forward, gathers all other
+          parameters; backward may gather these again.
         - A rank keeps its rows of each parameter, and the optimizer keeps state for these rows only.
         - With `compute_dtype`, the whole model is gathered and computes in this dtype. Even then, the outputs of `model`, a
           rank's rows and the sums of the gradients are float32.
@@ -112,6 +112,8 @@ class ShardedTraining:
         """Write model, optimizer and `step` into `folder` with `torch.distributed.checkpoint`.
 
         - Every rank writes its own rows. Each element is written only once.
+        - It is called after at least one step. (Before the first, torch's `get_state_dict` would let the optimizer count
+          a step that never was.)
         """
         # --- solution: the state under the names of the parameters, and the step ---
         dcp.save({**self._state(), "step": step}, checkpoint_id=folder)
@@ -120,8 +122,8 @@ class ShardedTraining:
     def load(self, folder: str | Path) -> int:
         """Continue as if training had never stopped, even if the number of ranks or the mesh's shape has changed.
 
-        - Load every parameter, the optimizer's state and its options, such as the learning rate. They replace what was
-          there, even after some steps.
+        - Load every parameter, the optimizer's state and its options, such as the learning rate. They replace this
+          object's, trained or not.
 
         Returns:
             The `step` that was saved.

@@ -25,8 +25,8 @@ def preflight(timeout: float = 10.0, backend: str | None = None) -> list[str]:
     """Look for what will keep this job from training. Every rank calls it once, at the start, with the same arguments.
 
     Returns one line for each problem, and an empty list if all is well. A line names the variable, the port or the
-    rank. preflight never raises, and returns within about `timeout` seconds, whatever is broken. Once the ranks have
-    met, in the store or in a group, they share what they found: a problem that one rank sees is in every rank's list.
+    rank. preflight never raises, and returns within about `timeout` seconds, whatever is broken. Once the ranks are
+    connected, by the store or a group, they share all problems: a problem that one rank sees is in every rank's list.
 
     What to look at:
 
@@ -36,15 +36,17 @@ def preflight(timeout: float = 10.0, backend: str | None = None) -> list[str]:
     - The backend: "nccl" if there are GPUs and "gloo" otherwise, unless the caller names one. Is it available?
     - MASTER_ADDR resolves, and at MASTER_PORT a store answers. Torchrun's agent hosts it if TORCHELASTIC_USE_AGENT_STORE
       is "True"; otherwise preflight on rank 0 does, and the port has to be free. Another program at that port is a
-      problem too.
-    - Every rank arrives. Each rank that has arrived names all that are missing. If two processes have the same RANK, so
-      that another is missing, it names both numbers. `init_process_group` would only say that it timed out. So let each
+      problem too. When torchrun restarts the ranks, the agent's store still holds what they wrote before the restart;
+      TORCHELASTIC_RESTART_COUNT tells the attempts apart.
+    - Every rank arrives. Each rank that has arrived names all that are missing. If two processes have the same RANK, another
+      RANK is missing: the lines name both. `init_process_group` would only say that it timed out. So let each
       rank write its number into the store first, and see which numbers are missing.
     - WORLD_SIZE, torch's version and the backend are the same on every rank.
-    - The group forms, and `monitored_barrier` passes. (Only gloo has it: with nccl, make a gloo group as well.)
+    - `init_process_group` forms the group, and `monitored_barrier` passes. (Only gloo has it: with nccl, make a gloo group
+      as well.)
     - The all-reduce of all RANKs is 0 + 1 + … + (WORLD_SIZE - 1), exactly.
 
-    preflight leaves no process group behind. If a group exists already, it tries that one and keeps it. RANK and the
+    preflight leaves no process group behind. If a group exists already, it tests and keeps that group. RANK and the
     other variables may then all be missing; each rank contributes RANK to the all-reduce, or its rank in the group if
     RANK isn't set, and WORLD_SIZE is the size of the group. If rank 0 hosts the store, the store outlives the
     call, and the training that follows can use it at the same port.
@@ -148,7 +150,7 @@ def _store(settings: dict[str, Any], given: bool, deadline: float) -> tuple[dist
     address, port = settings["MASTER_ADDR"], settings["MASTER_PORT"]
     try:
         _within(deadline, lambda: socket.getaddrinfo(address, port, type=socket.SOCK_STREAM))
-    except (OSError, TimeoutError) as error:
+    except (OSError, UnicodeError, TimeoutError) as error:
         raise _Unreachable(
             f"MASTER_ADDR {address!r} does not resolve on {socket.gethostname()} ({error}): correct it"
         ) from None

@@ -4,7 +4,8 @@ The tests of one file stay together, in one process, because they share fixtures
 process. The files that take longest go first; the submissions of the bank are dealt out one by one, at the end, and fill
 the gaps. (`--dist=loadgroup` of
 pytest-xdist 3.8 no longer keeps a group together: it renames `item._nodeid`, which pytest 9.2 does not read.) `--quick`
-leaves out the tests marked `slow` and draws a sample from the bank, with the seed of the shuffle.
+leaves out the tests marked `slow` and draws a sample from the bank, with the seed of the shuffle. With `--bank-minutes`
+the submissions whose turn has not come by then are skipped, and counted: the order is shuffled, so another run meets others.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import gc
 import json
 import os
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,10 @@ LONGEST = (
 """The files that take longest, in the order in which they begin: one that began last would have a core to itself."""
 SAMPLE = 20
 """How many submissions of the bank `--quick` grades."""
+
+TOO_LATE = "not graded: the bank's minutes were over"
+
+STARTED = time.monotonic()
 
 left_out = {"slow": 0, "bank": 0}
 
@@ -73,6 +79,9 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="leave out slow tests and most of the bank")
+    parser.addoption(
+        "--bank-minutes", type=float, default=float("inf"), help="grade no submission of the bank after so many minutes"
+    )
     parser.addoption("--whole", action="store_true", help="grade each wrong submission of the bank by all checks")
 
 
@@ -99,6 +108,11 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out.update(slow=len(slow), bank=len(bank) - len(drawn))
     items[:] = [item for item in items if item not in dropped]
     config.hook.pytest_deselected(items=list(dropped))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if _submission(item) and time.monotonic() - STARTED > 60 * item.config.option.bank_minutes:
+        pytest.skip(TOO_LATE)
 
 
 def pytest_collection_finish() -> None:
@@ -136,6 +150,11 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    late = sum(TOO_LATE in str(one.longrepr) for one in terminalreporter.stats.get("skipped", ()))
+    if late:
+        terminalreporter.write_line(
+            f"Not graded: {late} submissions of the bank, whose turn had not come after {config.option.bank_minutes:g} minutes."
+        )
     if config.option.quick:
         terminalreporter.write_line(
             f"Not run: {left_out['slow']} slow tests, {left_out['bank']} submissions of the bank, and the chapters. "

@@ -154,6 +154,14 @@ def test_what_answers_a_prediction_is_folded_and_opens(book: Path, browser: Any)
     assert printed.is_hidden()
     folded.first.locator("summary").click()
     assert printed.is_visible() and printed.inner_text().strip()
+    below = page.locator(".told > p").last  # the text that says what was to be predicted
+    assert below.is_hidden()
+    page.emulate_media(media="print")
+    assert below.is_visible()
+    page.emulate_media(media="screen")
+    for summary in folded.locator("summary").all()[1:]:
+        summary.click()
+    assert below.is_visible()
     page.goto(f"file://{book}/05_checkpointing.html")
     assert folded.count() == 0 and page.locator("div.output").count() > 5
     page.close()
@@ -162,6 +170,23 @@ def test_what_answers_a_prediction_is_folded_and_opens(book: Path, browser: Any)
 def test_what_reads_as_a_reference_is_a_link(book: Path) -> None:
     link = soup(book, "05_checkpointing").find("a", string=re.compile(r"chapter 4,\s+.Beyond DDP."))
     assert link["href"] == "04_optimization.html#beyond-ddp"
+    first = soup(book, NAMES[0])
+    link = first.find("a", string='"DDP\'s buckets"')
+    assert link["href"] == "01_internals.html#ddp-s-buckets" and link.parent.name == "p"
+    assert all(one.find_parent(class_=["cell", "quiz"]) is None for one in first.find_all("a", string=re.compile('^"')))
+
+
+def test_what_is_searched_is_the_text_with_words_apart_and_without_how_to_read_a_picture(book: Path) -> None:
+    text = (book / "assets" / "search.js").read_text(encoding="utf-8")
+    places = json.loads(text.partition(" = ")[2].removesuffix(";\n"))
+    found = {title: text for name, _, title, text in places if name == NAMES[0]}
+    assert not [
+        text for text in found.values() if re.search(r"Point at a bar|not shown here|the rank only waits?a", text)
+    ]
+    assert "timeline(run) The picture shows" in found["Chapter 1. How DDP works inside"]
+    assert "8 dist.all_reduce(t) ← ranks 0 and 2 9 dist.barrier() ← rank 1 Ranks" in found["Every rank must call it"]
+    assert "solution: ring_all_reduce 6 of 6 checks" in found["Exercise: implement ring_all_reduce"]
+    assert "def average():" in found["The mean"] and "no_sync(), the" in found["Exercise: implement mini_ddp"]
 
 
 def test_the_first_line_of_a_cell_is_said_in_words() -> None:

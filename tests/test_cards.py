@@ -17,7 +17,8 @@ from support.tiny_course import make_course
 
 from lockstep.authoring import book, chapters
 from lockstep.course import Course, progress
-from lockstep.course.hints import solution, to_compare
+from lockstep.course.hints import code_of, solution, to_compare
+from lockstep.course.outline import outlines
 from lockstep.grading.text import report_text
 from lockstep.grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from lockstep.notebook import checking, exercise
@@ -219,7 +220,10 @@ def test_a_failure_comes_first_and_what_passed_is_folded(monkeypatch: pytest.Mon
     ) == 2
     assert [one.get_text() for one in page.select("td code")] == ["reduce(<b>)"]
     assert more in [one.get_text() for one in page.select("p")], "beside a table it is sentences"
-    assert [link["href"] for link in page.select("a")] == ["../solutions/train_ddp.py", "01_internals.ipynb#The-mean"]
+    assert [link["href"] for link in page.select("a")] == [
+        "../solutions/train_ddp.py#L7",
+        "01_internals.ipynb#The-mean",
+    ]
 
 
 def test_backticks_become_code_and_no_markup(hang: Run) -> None:
@@ -269,17 +273,24 @@ def test_a_stub_is_one_quiet_line() -> None:
 def test_after_a_pass_a_link_leads_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT / "chapters")
     report = Report(0, (ExerciseResult("setup_ddp", (check("joins", CheckOutcome.PASSED),)),))
+    file = "../exercises/train_ddp.py"
+    said = 'Next: train_ddp, chapter 2, "Exercise: implement train_ddp" · %check train_ddp'
+    assert [link["href"] for link in shown(report_card(report, [said])).select("a")] == [
+        file,
+        "02_setup.ipynb#Exercise:-implement-train_ddp",
+    ]
     said = 'Next: chapter 2, "Sharding" · then train_ddp: %check train_ddp'
     compare = "To compare: %solution setup_ddp"
     card = report_card(report, [said, compare])
     assert repr(card) == f"{report_text(report)}\n\n{said}\n{compare}"
     page = shown(card)
-    assert page.select("p")[-1].get_text() == said + compare
+    assert page.select(".ls-card p")[-1].get_text() == said + compare, "within the card"
+    assert [one.get_text() for one in page.select("summary")] == ["the checks"], "the head has counted them"
     assert [code.get_text() for code in page.select("p:last-of-type code")] == [
         "%check train_ddp",
         "%solution setup_ddp",
     ]
-    assert [link["href"] for link in page.select("a")] == ["02_setup.ipynb#Sharding"]
+    assert [link["href"] for link in page.select("a")] == ["02_setup.ipynb#Sharding", file]
 
 
 def test_a_pass_of_the_courses_solution_is_not_shown_as_the_readers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,6 +406,17 @@ def test_a_hint_names_the_command_for_the_next(tmp_path: Path, monkeypatch: pyte
     assert shown(told[0]).strong.get_text() == "One" and "%hint add" in shown(told[0]).get_text()
 
 
+def test_the_same_mistake_in_two_checks_is_explained_once() -> None:
+    twice = [
+        check(name, CheckOutcome.FAILED, Diagnosis(id, f"{name} did.", why=why, read=read))
+        for name, id, why, read in (
+            ("one", "a", "Because.", "page 1"), ("two", "a", "Because.", "page 1"), ("three", "b", "Since.", "page 2")
+        )
+    ]  # fmt: skip
+    said = [one.get_text() for one in shown(report_card(Report(0, (ExerciseResult("add", tuple(twice)),)))).select("p")]
+    assert said[:-1] == ["one did.", "Because.", "Read: page 1", "two did.", "three did.", "Since.", "Read: page 2"]
+
+
 def test_a_solution_is_shown_after_a_pass_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     course = make_course(tmp_path)
     monkeypatch.setenv("LOCKSTEP_COURSE", str(course.root))
@@ -410,7 +432,9 @@ def test_a_solution_is_shown_after_a_pass_alone(tmp_path: Path, monkeypatch: pyt
     assert told == []
     progress.record(course, "add", 2, 2)
     magics.solution("add")
-    assert told[0].data == f"```python\n{solution(course, 'add')}```\n\nWhy it is so.\n"
+    code, whole, why = told[0].data.split("\n\n", 2)
+    assert code == f"```python\n{code_of(solution(course, 'add'))}```" and why == "Why it is so.\n"
+    assert whole.endswith("`./lockstep solution add` shows the whole file.")
     assert to_compare(course, ["add"], "%solution") == "To compare: %solution add"
     (course.solutions / "add.py").unlink()
     with pytest.raises(UsageError, match="no solutions"):
@@ -431,7 +455,9 @@ def test_the_code_where_a_check_hung_is_in_its_card() -> None:
     )
     report = Report(0, (ExerciseResult("add", (check("adds", CheckOutcome.FAILED, hung),), 1.0),))
     page = shown(report_card(report))
-    drawn = [[cell.get_text() for cell in line.select("span")] for line in page.select(".ls-code > div")]
+    drawn = [
+        [cell.get_text().replace("\xa0", " ") for cell in line.select("span")] for line in page.select(".ls-code > div")
+    ]
     lines = [[str(line.number), line.source[4:], line.note] for line in code]
     assert drawn == [*lines[:2], ["…", "", ""], lines[2]], "without the common indent, a gap marked"
     assert [line.get_text()[:1] for line in page.select(".ls-code .ls-branch")] == ["6"]
@@ -546,5 +572,6 @@ def test_comparisons_see_the_text_and_not_the_card(hang: Run) -> None:
 def test_in_the_book_a_card_leads_to_the_book(hang: Run) -> None:
     body = BeautifulSoup(f"<p>{run_card(hang)._repr_mimebundle_()['text/html']}</p>", "html.parser")
     book._own_links(body)
-    book._link_references(body, {3: ("03_debugging", {"Hangs": "hangs"})})
+    chapter = book.Rendered(outlines(Course(ROOT))[0], body, {}, {})
+    book._link_references(chapter, {3: ("03_debugging", {"Hangs": "hangs"})})
     assert [link["href"] for link in body.select("a")] == ["03_debugging.html#hangs"]

@@ -316,6 +316,9 @@ def test_a_terminal_shows_the_same(course: Course, capsys: pytest.CaptureFixture
     assert joined.startswith('Next: chapter 2, "Where we start"'), "it goes on from that chapter"
     assert joined.endswith("then setup_ddp: ./lockstep check setup_ddp")
     assert hints.take_hint(course, "average_gradients")[0][-1].startswith("**Where to start**"), "it is no heading"
+    here = standing(course).here
+    hints.take_hint(course, "checkpoint")
+    assert here is not None and standing(course).here == here, "a hint is no try: who takes one may be looking ahead"
 
 
 def test_a_terminal_says_how_to_start(course: Course, capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,7 +185,7 @@ def checkout(tmp_path: Path) -> Iterator[Checkout]:
     package = made.root / "src" / "lockstep"
     for folder in (made.machine / "bin", made.machine / "pip", package):
         folder.mkdir(parents=True)
-    for tool in ("cmp", "readlink"):
+    for tool in ("cmp", "fold", "readlink", "stty"):
         (made.machine / "bin" / tool).symlink_to(shutil.which(tool) or "/not there")
     (made.machine / "pip" / "__main__.py").write_text(PIP)
     (made.machine / "pip" / "__init__.py").touch()
@@ -220,12 +220,16 @@ def test_first_use_makes_the_environment_and_the_next_only_uses_it(checkout: Che
     assert again.seen["arguments"] == ["status", "a b", "fail"]
 
 
-@pytest.mark.parametrize("asked", ["-h", "--help"])
+@pytest.mark.parametrize("asked", ["-h", "--help", "lab --help", "lab --port 1 -h", "run --help", "author check -h"])
 def test_help_is_there_before_the_environment_is_made(checkout: Checkout, asked: str) -> None:
-    outcome = checkout.run(asked)
+    outcome = checkout.run(*asked.split())
     assert (outcome.code, outcome.errors, checkout.started()) == (0, "", [])
     assert "./lockstep lab " in outcome.output and "./lockstep test " in outcome.output
-    assert max(map(len, outcome.output.splitlines())) <= 110
+    assert max(map(len, outcome.output.splitlines())) <= 80
+
+
+def test_a_script_has_help_of_its_own(checkout: Checkout) -> None:
+    assert checkout.run("run", "train.py", "--help").seen["arguments"] == ["run", "train.py", "--help"]
 
 
 def test_runs_through_symlinks_from_anywhere(checkout: Checkout) -> None:
@@ -240,20 +244,40 @@ def test_runs_through_symlinks_from_anywhere(checkout: Checkout) -> None:
     assert checkout.started().count("bootstrap") == 1
 
 
-def test_a_terminal_sees_a_bar_that_moves(checkout: Checkout) -> None:
+def on_a_terminal(checkout: Checkout, columns: int, **settings: str) -> tuple[int, str]:
+    """The exit status, and what a terminal of this width received."""
     ours, theirs = pty.openpty()
-    process = checkout.start(
-        "/bin/sh", "-c", f'exec "$0" 2>{os.ttyname(theirs)}', checkout.launcher, TERM="xterm", TORCH="uv"
-    )
+    command = f'exec 2>{os.ttyname(theirs)}; stty cols {columns} <&2; exec "$0"'
+    process = checkout.start("/bin/sh", "-c", command, checkout.launcher, TERM="xterm", **settings)
     seen = os.read(ours, 65536)
     os.close(theirs)  # The shell has it by now.
     with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an error.
         while chunk := os.read(ours, 65536):
             seen += chunk
     os.close(ours)
-    assert finish(process).code == 0
-    shares = [int(part.split(b"%")[0].split()[-1]) for part in seen.split(b"\r\x1b[K") if b"%" in part]
+    return finish(process).code, seen.decode()
+
+
+def test_a_terminal_sees_a_bar_that_moves(checkout: Checkout) -> None:
+    code, seen = on_a_terminal(checkout, 80, TORCH="uv")
+    assert code == 0
+    shares = [int(part.split("%")[0].split()[-1]) for part in seen.split("\r\x1b[K") if "%" in part]
     assert shares == sorted(shares) and shares[0] == 0 and len(set(shares)) > 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"LOCKSTEP_PYTHON": "/no/such"}, "correct it, or unset it to let ./lockstep make its own environment."),
+        ({"TROUBLE": "pip:say Network is unreachable"}, "(or PIP_INDEX_URL, HTTPS_PROXY), then run this again;"),
+    ],
+    ids=["launcher", "bootstrap"],
+)
+def test_on_a_terminal_lines_are_wrapped_at_words(checkout: Checkout, settings: dict[str, str], words: str) -> None:
+    code, seen = on_a_terminal(checkout, 34, **settings)
+    lines = [line.rpartition("\x1b[K")[2] for line in seen.split("\r\n")]
+    assert code == 3 and max(map(len, lines)) <= 34, lines
+    assert words in " ".join(line.strip() for line in lines)
 
 
 # ---------------------------------------------------------------- it repairs itself
@@ -278,7 +302,7 @@ def test_interrupted_while_writing_is_made_again(checkout: Checkout, number: sig
     assert (checkout.packages / "half-written").exists()
     checkout.journal()
     again = checkout.run()
-    assert again.seen["prefix"] == str(checkout.venv) and "again" in again.errors
+    assert again.seen["prefix"] == str(checkout.venv) and "did not finish" in again.errors
     assert not (checkout.packages / "half-written").exists()
     assert "venv" in checkout.started()
 
@@ -323,11 +347,12 @@ def test_moved_or_without_its_python_it_is_made_again(checkout: Checkout, troubl
     moved = Checkout(checkout.root.rename(checkout.root.with_name("moved")), checkout.machine)
     outcome = moved.run()
     assert outcome.seen["prefix"] == str(moved.venv) and str(checkout.root) not in outcome.output
-    assert "venv" in checkout.started()
+    assert "venv" in checkout.started() and "it was made for another folder" in outcome.errors
     for link in (moved.venv / "bin").glob("python*"):
         link.unlink()
         link.symlink_to(checkout.machine / "removed by an upgrade")
-    assert moved.run().seen["prefix"] == str(moved.venv)
+    outcome = moved.run()
+    assert outcome.seen["prefix"] == str(moved.venv) and "its Python cannot be used" in outcome.errors
     assert "venv" in checkout.started()
 
 
@@ -470,7 +495,8 @@ def test_which_torch(checkout: Checkout, choice: str, gpu: bool, indexes: str, a
     checkout.replace("pyproject.toml", "[project]", "\n[project]")
     checkout.run()  # also through an update;
     assert torches(checkout.journal()) == []
-    checkout.run(LOCKSTEP_TORCH="2.8", TORCH="torch==2.8+cpu")  # another one is another environment.
+    outcome = checkout.run(LOCKSTEP_TORCH="2.8", TORCH="torch==2.8+cpu")  # another one is another environment.
+    assert "LOCKSTEP_TORCH names another torch" in outcome.errors
     assert checkout.started()[:2] == ["bootstrap", "venv"]
 
 

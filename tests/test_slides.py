@@ -51,6 +51,10 @@ BROKEN = """(columns) => [...document.querySelectorAll(".fit .printed .line")].f
 GROWN = """() => [...document.querySelectorAll(".fit[data-grow] .wide, .fit[data-grow]")].filter((one) =>
   one.closest(".fit").dataset.zoom > 1 && one.scrollWidth > one.clientWidth + 1).map((one) => one.closest(".slide").id)"""
 
+# Lists whose numbers have no room beside them: 1.4 letters for "1." and the gap after it.
+HANGING = """() => [...document.querySelectorAll(".slide ol")].filter((one) =>
+  parseFloat(getComputedStyle(one).paddingLeft) < 1.4 * parseFloat(getComputedStyle(one).fontSize)).map((one) => one.closest(".slide").id)"""
+
 # The smallest word in a drawing, in pixels.
 LABELS = """() => Math.min(99, ...[...document.querySelectorAll(".fit svg text")].map((one) =>
   parseFloat(getComputedStyle(one).fontSize) * one.ownerSVGElement.getScreenCTM().a))"""
@@ -131,6 +135,7 @@ def test_all_sections_come_in_order_each_with_its_place_in_the_book(book: Path, 
 @each_chapter
 def test_an_answer_is_on_the_slide_after_its_question(book: Path, name: str) -> None:
     shown = slides(book, name)
+    chapter = next(one for one in outlines(COURSE) if one.name == name)
     for question in quizzes.read(quizzes.quiz_file(ROOT, name)).values():
         plain = words(question.text.replace("`", ""))
         (at,) = [n for n, one in enumerate(shown) if "ask" in one["class"] and plain in words(one)]
@@ -138,6 +143,8 @@ def test_an_answer_is_on_the_slide_after_its_question(book: Path, name: str) -> 
         assert all(words(choice.text.replace("`", "")) in words(shown[at]) for choice in question.choices)
         assert "answer" in shown[at + 1]["class"] and words(right.why.replace("`", "")) in words(shown[at + 1])
         assert words(right.why.replace("`", "")) not in words(shown[at])
+        (section,) = [one for one in chapter.sections if question.key in one.quizzes]
+        assert words(section.plain.partition(":")[0]) == words(shown[at].h2), "not about the subsection before it"
 
 
 @each_chapter
@@ -180,7 +187,7 @@ def test_a_timeline_says_what_it_shows(book: Path, name: str) -> None:
         assert words(said) in words(soup(book, name).main), (one["id"], said)
     if name == "01_internals":
         said = words(drawn[0].select_one(".taken"))
-        assert said.endswith(words("the rank only waits, and the bar above is hatched."))
+        assert said.endswith(words("the rank only waits; its backward is hatched meanwhile."))
 
 
 def test_of_before_and_after_the_second_half_is_covered_first(book: Path) -> None:
@@ -192,6 +199,8 @@ def test_of_before_and_after_the_second_half_is_covered_first(book: Path) -> Non
         first, then = shown[at].img, shown[at + 1].img
         assert first["src"] == then["src"] and "covered" not in then["class"]
         assert "ask" in shown[at]["class"] and "answer" in shown[at + 1]["class"]
+        above, again = ([words(one) for one in picture.find_previous_siblings()] for picture in (first, then))
+        assert above == again and above, "the picture stays in its place"
         picture = base64.b64decode(first["src"].partition(",")[2]).decode()
         (width,), (after,) = re.findall(r'viewBox="0 0 (\d+)', picture), re.findall(r'x="(\d+)"[^>]*>after', picture)
         assert first["style"] == f"--after: {int(after) / int(width):.0%}"
@@ -399,6 +408,7 @@ def test_nothing_is_cut_and_all_can_be_read_from_the_back(
     assert page.evaluate(CUT_OFF) == []
     assert page.evaluate(SMALLEST) >= 0.021 * height
     assert page.evaluate(GROWN) == []
+    assert page.evaluate(HANGING) == []
     if width == 1280:
         sizes = page.evaluate(SIZES)
         most = max(sizes, key=sizes.get)

@@ -125,7 +125,7 @@ def test_a_run_that_ends_well_says_so_to_a_person_only(tmp_path: Path) -> None:
     (tmp_path / "fine.py").write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\n")
     shown = screen(at_terminal(80, "run", "-n", "2", "fine.py", cwd=tmp_path))
     found = re.search(
-        r"^All 2 ranks ended well after ([\d.]+) s: ([\d.]+) s to load torch, ([\d.]+) s in the script\.$",
+        r"^Both ranks ended well after ([\d.]+) s: ([\d.]+) s to load torch, ([\d.]+) s in the script\.$",
         shown,
         re.MULTILINE,
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import nbformat
@@ -75,6 +77,14 @@ def test_all_runs_everything_and_says_nothing_of_it(course: Path) -> None:
 def test_the_seed_decides_what_is_drawn(course: Path) -> None:
     one, again, other = (ran(call(course, "--quick", f"--randomly-seed={seed}")) for seed in (1, 1, 2))
     assert one == again != other
+
+
+@pytest.mark.parametrize("spread", [(), ("--numprocesses=2",)])
+def test_the_bank_ends_when_its_minutes_are_over(course: Path, spread: tuple[str, ...]) -> None:
+    output = call(course, "--bank-minutes=0", *spread)
+    assert "5 passed, 60 skipped" in output
+    assert "Not graded: 60 submissions of the bank, whose turn had not come after 0 minutes." in output
+    assert "Not graded" not in call(course, "--bank-minutes=5", *spread)
 
 
 def test_what_is_called(course: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,3 +217,31 @@ def test_a_chapter_is_run_again_from_its_first_cell(course: Path, capfd: pytest.
     assert call_twice(course, spread, "--nbval -q", "-p nbval") == 0
     assert counted.read_text() == "xx"
     assert "passed alone: chapters/01_numbers.ipynb\n" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_what_has_failed_so_far(course: Path) -> None:
+    """The terminal sends it to all processes at once; `timeout` sends the first one two of it. No chapter is started."""
+    (course / "tests/test_bank.py").write_text(
+        "import time\n\ndef test_a():\n    assert 'a' == 'b'\n\ndef test_b():\n    time.sleep(60)\n"
+    )
+    (course / "tests/test_other.py").unlink()
+    run = (
+        "import sys; from pathlib import Path; from lockstep.commands.testing import run_tests; "
+        f"sys.exit(run_tests(Path({str(course)!r}), ['--all', '-p', 'no:randomly']))"
+    )
+    environment = FEW | {"PYTHONPATH": str(ROOT / "src")}
+    output = course / "output"
+    with (
+        output.open("w") as said,
+        subprocess.Popen([sys.executable, "-c", run], stdout=said, env=environment, start_new_session=True) as running,
+    ):
+        give_up = time.monotonic() + 60
+        while "\nF" not in output.read_text() and time.monotonic() < give_up:
+            time.sleep(0.05)
+        os.kill(running.pid, signal.SIGINT)
+        os.killpg(running.pid, signal.SIGINT)
+        assert running.wait(60) == 2, output.read_text()
+    told = output.read_text()
+    assert "FAILED tests/test_bank.py::test_a - AssertionError: assert 'a' == 'b'" in told, told
+    assert "Traceback" not in told and "nbval" not in told, told

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from clinic.case import samples
 from clinic.support import clinic_data
+from judging.sampling import orders
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lockstep.grading import Run
@@ -53,11 +54,9 @@ def read(run: Run, records: int, epochs: int = 1) -> list[list[int]]:
     seen = [[index for _, index in part] for part in samples(run)]
     if any(seen):
         return seen
-    samplers = [DistributedSampler(range(records), run.world_size, rank) for rank in range(run.world_size)]  # type: ignore[arg-type, var-annotated]
-    for epoch in range(epochs):
-        for sampler, part in zip(samplers, seen, strict=True):
-            sampler.set_epoch(epoch)
-            part.extend(sampler)
+    for dealt in orders(records, run.world_size, epochs):
+        for order, part in zip(dealt, seen, strict=True):
+            part.extend(order)
     return seen
 
 

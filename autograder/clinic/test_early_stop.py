@@ -94,22 +94,18 @@ def _good_enough_after(world_size: int) -> tuple[int, ...]:
     """After how many epochs the loss on each part of the validation set is low enough, computed in one process."""
     import torch
     from clinic.support import clinic_data
+    from judging.sampling import orders
     from torch import nn
-    from torch.utils.data import DistributedSampler
 
     torch.manual_seed(0)
     model = nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     records = clinic_data.Records(RECORDS)
-    samplers = [DistributedSampler(records, world_size, rank) for rank in range(world_size)]
     parts = [clinic_data.Records(PART, seed=100 + part) for part in range(world_size)]
     after: dict[int, int] = {}
-    for epoch in range(EPOCHS):
-        for sampler in samplers:
-            sampler.set_epoch(epoch)
-        orders = [list(sampler) for sampler in samplers]
-        for first in range(0, len(orders[0]), BATCH):
-            chosen = [order[first : first + BATCH] for order in orders]
+    for epoch, dealt in enumerate(orders(RECORDS, world_size, EPOCHS)):
+        for first in range(0, len(dealt[0]), BATCH):
+            chosen = [order[first : first + BATCH] for order in dealt]
             losses = [nn.functional.cross_entropy(model(records.features[one]), records.classes[one]) for one in chosen]
             optimizer.zero_grad()
             torch.stack(losses).mean().backward()

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import torch
-from clinic.case import cases, draw, judge_diagnosis, judge_equal, treat_widely
+from clinic.case import cases, draw, judge_diagnosis, judge_equal, treat, treat_widely, zero_is_odd
 from clinic.retrain import VALUES
 from clinic.support import clinic_data
 from torch import nn
@@ -58,6 +58,12 @@ def same(state: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool
     )
 
 
+def _widely(grader: Grader) -> list[tuple[int, Run]]:
+    """Whichever disk holds the weights, rank 0's among them."""
+    zero = zero_is_odd(CASE)
+    return [*treat_widely(grader, CASE, 2), (zero, treat(grader, CASE, zero))]
+
+
 def test_diagnosis(grader: Grader) -> None:
     """the diagnosis names the cause and the rank"""
     judge_diagnosis(grader, CASE, REFUTED)
@@ -65,7 +71,7 @@ def test_diagnosis(grader: Grader) -> None:
 
 def test_equal(grader: Grader) -> None:
     """the ranks train one model together, whichever disk holds the weights"""
-    for number, (ticket, run) in enumerate(treat_widely(grader, CASE, 2)):
+    for number, (ticket, run) in enumerate(_widely(grader)):
         where = f"where rank {draw(ticket, CASE.name, run.world_size)} of {run.world_size} has the weights"
         if number:
             said = f"Under your ticket it works now; {where}, {{tensor}} of {{ranks}} differs from rank 0's after training."
@@ -77,7 +83,7 @@ def test_equal(grader: Grader) -> None:
 @pytest.mark.needs("test_equal")
 def test_starts_from_them(grader: Grader) -> None:
     """the training starts from the good weights"""
-    for number, (ticket, run) in enumerate(treat_widely(grader, CASE, 2)):
+    for number, (ticket, run) in enumerate(_widely(grader)):
         _judge_disks(grader, run, draw(ticket, CASE.name, run.world_size))
         state = run.observed("result")[0]["model"]
         if same(state, trained(run.world_size)):

@@ -131,7 +131,8 @@ class Played:
     y: torch.Tensor
     sizes: Sizes
     special: bool
-    """Whether the gradients held nan before the first step, and the model has a frozen parameter and tied weights."""
+    """Whether the gradients held nan before the first step, the model has a frozen parameter and tied weights, `x` holds
+    whole numbers, and the last `y` has two columns."""
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -192,6 +193,7 @@ def play(
     x = torch.randn(world, count, most, FEATURES, generator=generator)
     x += torch.randn(world, 1, 1, 1, generator=generator)  # each rank's lie somewhere else, so their gradients differ
     y = torch.randint(0, CLASSES, (world, count, most), generator=generator)
+    x = x.round().long() if special else x
     each = [{"x": x[rank], "y": y[rank], "sizes": sizes[rank]} for rank in range(world)]
     stale = torch.nan if special else STALE
     how = {"once": once, "dtype": dtype, "special": special}

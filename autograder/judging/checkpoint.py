@@ -129,6 +129,16 @@ def judge_durable(
         grader.fail(id, f"{what} {DURABLE[id]}: {in_order(operations)}.", of=[0], at=at)
 
 
+def judge_older(grader: Grader, what: str, earlier: list[str], on_ranks: Sequence[dict[str, Any]], at: str) -> None:
+    """A save that raised has removed an older checkpoint only if the new one is on the disk."""
+    gone = [name for name in earlier if name not in on_ranks[0]["written"]["files"]]
+    if gone and (lost := unsafe(on_ranks)):
+        said = (
+            f"{what}, and save_checkpoint raised. {brief(gone[0])} is gone, and {brief(lost)} may not be on the disk."
+        )
+        grader.fail("failed-save-loses-older", said, of=[0], at=at)
+
+
 def way(operations: list[Operation], written: dict[str, Any]) -> str:
     """The mistake on the way of a checkpoint to its name, as a diagnosis; else the one for all other ways."""
     large = [inodes for name, inodes in written["files"].items() if written["sizes"][name] > 1000]
@@ -159,17 +169,20 @@ def judge_writers(grader: Grader, operations: list[Any], at: str) -> None:
         raise Failed(found)
 
 
-def judge_same(grader: Grader, why: str, found: Sequence[dict[str, Any]], at: str) -> None:
-    """Every rank has loaded the same one of saves 1 and 2."""
+def judge_same(grader: Grader, why: str, found: Sequence[dict[str, Any]], older: int, at: str) -> None:
+    """Every rank has loaded save 3, which some can read, or every rank the save `older`, which all can."""
     came = [outcome(one) for one in found]
-    if len(set(came)) == 1 and came[0] in (1, 2):
+    if len(set(came)) == 1 and came[0] in (older, 3):
         return
     each = "; ".join(f"rank {rank}: {say(one)}" for rank, one in enumerate(found))
     id = "mixes-two-checkpoints" if MIXTURE in came else "ranks-choose-differently"
     id = "gives-up-at-a-torn-file" if set(came) == {None} else id
     bad = [rank for rank, one in enumerate(came) if one != came[0]] or range(len(came))
     grader.fail(
-        id, f"{why}. load_latest did not return save 1 on every rank, or save 2 on every rank: {each}.", of=bad, at=at
+        id,
+        f"{why}. load_latest did not return save {older} on every rank, or save 3 on every rank: {each}.",
+        of=bad,
+        at=at,
     )
 
 

@@ -156,6 +156,16 @@ def read_rate(case: Case, rank: int) -> Hypothesis | None:
     return Hypothesis("scheduler-forgotten", says, None, r"^ {8}.*sched\w*\.step\( || sched.*load_state_dict || ")
 
 
+def judge_made(grader: Grader, case: Case) -> None:
+    """The number that each generator has ready for `make`, against the first start's."""
+    for rank, call in enumerate(case.calls):
+        for who, got, right in zip(GENERATORS, call["made"], case.through[rank]["made"], strict=True):
+            if got != right:
+                what = f"{case.interrupted}, and resumed: within make, {who} gave rank {rank} {got:.6f} first. At the first start it was {right:.6f}."
+                keeps = "A restart seeds before make as well. Otherwise the model differs in whatever make draws and no state_dict holds, such as a fixed mask."
+                grader.fail("start-not-seeded", f"{what} {keeps}", of=[rank], at=r"make\(\) || " + TRAIN)
+
+
 def judge_skipped(grader: Grader, case: Case) -> None:
     """What the epoch has done before the interruption isn't loaded again."""
     epoch = case.stop // STEPS * STEPS

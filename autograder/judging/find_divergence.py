@@ -15,10 +15,10 @@ PARAMETERS = [
     "decoder.weight", "module.weight",
 ]  # fmt: skip
 BUFFERS = [
-    "ids", "places", "mask", "odd", "zeros", "precise", "plane", "norm.running_mean", "norm.running_var",
+    "ids", "places", "codes", "mask", "odd", "zeros", "precise", "plane", "norm.running_mean", "norm.running_var",
     "norm.num_batches_tracked",
 ]  # fmt: skip
-FOREIGN = "param_groups[0].params[9]"  # of the optimizer, and not of the model
+FOREIGN = "param_groups[1].params[1]"  # of the optimizer, and not of the model
 
 FUNCTION = r"def find_divergence"
 CHECKSUM = r"def _?\w*(checksum|fingerprint|digest|hash) || checksum || sum\( || " + FUNCTION
@@ -147,7 +147,7 @@ def judge(grader: Grader, each: list[list[Found]], expected: list[Found], missed
             grader.fail("wrapper-in-names", said, at=r"\.module || " + WALK)
         bare = want.name.removeprefix("module.")
         if bare != want.name and (want.kind, bare) in seen:
-            said = f"{want.name} was reported as {bare}. This model has no DDP wrapper; one of its submodules is named `module`."
+            said = f"{want.name} was reported as {bare}. One of the model's submodules is named `module`; only the `module.` of a DDP wrapper is left out."
             grader.fail("other-names", said, at=r"\bmodule\b || " + WALK)
         spare = [
             one for one in each[0] if one.key not in right and (one.kind, one.ranks) == (want.kind, want.ranks)

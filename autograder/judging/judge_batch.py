@@ -230,7 +230,7 @@ class Judge:
             )
 
 
-def begun(batch: Batch) -> tuple[OneJob, OneJob, OneJob]:
+def begun(batch: Batch) -> list[OneJob]:
     """The job and the array's two tasks, as far as they came undisturbed."""
     batch.require()
     try:

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch.nn.functional import cross_entropy, linear
 
-from lockstep.grading import Collective, Grader, Mark, Run, Tolerance, equal
+from lockstep.grading import Collective, Each, Grader, Hypothesis, Mark, Run, Tolerance, equal
 
 WORLD, STEPS, BATCH = 2, 4, 6  # two ranks: a + b is b + a to the last bit, in whichever order and bucket
 CAP = 0.002  # MiB: several buckets, and the huge parameter has more
@@ -98,7 +98,8 @@ def inputs(grader: Grader, purpose: str, steps: int) -> tuple[list[Tensors], tor
             name: torch.randn(shape, generator=generator) / (2 * shape[-1] ** 0.5) for name, shape in PARAMETERS.items()
         }
         offset, unsaved = torch.randn(6, generator=generator), torch.rand(6, generator=generator) + 0.5
-        initial.append(parameters | {"offset": offset, "unsaved": unsaved, "count": torch.tensor(rank)})
+        count = torch.tensor(2**40 + 1 + rank)  # no float32 can hold it
+        initial.append(parameters | {"offset": offset, "unsaved": unsaved, "count": count})
     return initial, tokens
 
 
@@ -155,3 +156,17 @@ def judge_launches(grader: Grader, run: Run, step: int, when: str, id: str, at: 
         )
         said = said if every else f"{when} rank {rank} launched no all-reduce at all."
         grader.fail_on([rank] * (early < every or not every), id, said, at=at)
+
+
+def judge_three_ranks(grader: Grader, at: str, second: bool = False) -> None:
+    """The mean on three ranks, whose number isn't that of the other checks; or that of a second backward."""
+    own = [torch.full((3,), slope, dtype=torch.float64) for slope in (3.0, 6.0, 9.0)]
+    run = grader.run("slopes", 3, each=[{"slope": float(one[0])} for one in own], dtype="float64")
+    what = "Three ranks had gradients of 3, 6 and 9. The mean"
+    mistake = Hypothesis("wrong-mean", "That is the sum divided by 2.", own[2])
+    if second:
+        what += " after zero_grad and a second backward from the same forward"
+        says = "It is that rank's own gradient: this backward was not exchanged. Start a round in backward, not in forward."
+        mistake = Hypothesis("not-averaged", says, Each(own))
+    seen = run.observed("again" if second else "gradient")
+    grader.explain(what, seen, own[1], [mistake], otherwise="wrong-mean", at=at)

@@ -191,12 +191,14 @@ class Job:
             bad = [rank for rank, (weights, same) in enumerate(pairs) if not equal(weights, same, EXACT)]
             self.grader.fail_on(bad, "resumed-run-differs", f"{after} {drift}", at=lines.loading)
 
-    def stops(self, run: Run, number: signal.Signals, of: list[int], step: int, where: str) -> tuple[int, str]:
-        """How a start, whose ranks `of` got a signal in the step after `step`, stopped. Returns after which step and the
-        beginning of messages; `where` tells the place in the step.
+    def stops(
+        self, run: Run, number: signal.Signals, of: list[int], step: int, where: str, first: int = 1
+    ) -> tuple[int, str]:
+        """How a start, whose ranks `of` got a signal in the step after `step`, or just before it, stopped. Returns after
+        which step and the beginning of messages; `where` tells the place, and `first` is the first step more to end with.
         """
         grader, lines = self.grader, self.lines
-        what = f"{names(of).capitalize()} got {number.name} in step {step + 1}, {where}."
+        what = f"{names(of).capitalize()} got {number.name} {where}."
         kind = run.cause.kind if run.cause is not None else ""
         for rank in of:
             one = run.ranks[rank]
@@ -215,7 +217,7 @@ class Job:
                 (one.outcome is Outcome.CRASHED and one.code == -number, "dies-of-the-signal",
                  "The signal killed it: no handler had been set.", lines.handler),
                 (inside and left, "exits-on-the-signal",
-                 f"It {how} at once, in the middle of the step, and the others waited for it.", exits),
+                 f"It {how} at once, and the others waited for it.", exits),
                 (inside and not left, "works-in-the-handler",
                  "Its handler called a collective and never came back: the other ranks were not in theirs.", lines.handler),
                 (bool(wrote), "works-in-the-handler",
@@ -235,7 +237,7 @@ class Job:
         for so, id, says in (
             (len(set(counts)) > 1, "stops-alone", f"The ranks stopped at different steps: they made {counts}."),
             (ended == self.total > step + 2, "ignores-the-signal", f"The job continued to the end, step {ended}."),
-            (ended not in (step + 1, step + 2), "stops-late",
+            (not step + first <= ended <= step + 2, "stops-late",
              f"The job stopped after step {ended}: it should have been {step + 1}, or {step + 2} at the latest."),
         ):  # fmt: skip
             grader.fail_on(of if so else (), id, f"{what} {says}", at=lines.stopping)

@@ -233,23 +233,27 @@ def judge_training(grader: Grader, played: Played) -> None:
     grader.explain(what, played.states, right, mistakes, otherwise="wrong-sharded-gradient", at=REDUCE, tolerance=CLOSE)
 
 
-def judge_two_calls(grader: Grader, played: Played) -> None:
-    """The layer after a step for the outputs of two calls, on every rank."""
-    world, step = played.world_size, BATCHES.index(2)
-    given = [batches[step] for batches in played.batches]
+def judge_three_calls(grader: Grader, played: Played) -> None:
+    """The layer after a step for the outputs of three calls, on every rank."""
+    world = played.world_size
+    given = [[*batches[0], *batches[2]] for batches in played.batches]
     run = grader.run("both", world, each=[{"batches": own} for own in given], state=played.state, lr=LR)
 
     def after(batches: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]]) -> State:
         layer = torch.cat([tensor.double().view(played.rows, -1) for tensor in played.state.values()], dim=1)
         return played.named(layer - LR * mean([played.gradient(own) for own in batches]))
 
-    mistakes = [
-        Hypothesis("call-overwrites-call", "Both outputs were taken for results of the second call's inputs.",
-                   lambda: after([[(own[1][0], direction) for _, direction in own] for own in given]), KEPT),
-        Hypothesis("call-overwrites-call", "Only the second call's inputs count.",
-                   lambda: after([own[1:] for own in given]), KEPT),
-    ]  # fmt: skip
-    what = f"With {world} ranks and two calls of the layer before one backward, the layer after a step"
+    def taken(*calls: int) -> Callable[[], State]:
+        return lambda: after([[(own[call][0], own[n][1]) for n, call in enumerate(calls)] for own in given])
+
+    table = [
+        ("All outputs were taken for results of the third call's inputs.", taken(2, 2, 2)),
+        ("Backward of the second output took the inputs of the third call, the last.", taken(0, 2, 1)),
+        ("Backward of the second output took the inputs of the first call.", taken(2, 0, 1)),
+        ("Only the third call's inputs count.", lambda: after([own[2:] for own in given])),
+    ]
+    mistakes = [Hypothesis("call-overwrites-call", says, gives, r"\.pop\( || " + KEPT) for says, gives in table]
+    what = f"With {world} ranks, three calls of the layer, backward of the second output and then of the other two, the layer after a step"
     seen, id = run.observed("state"), "wrong-sharded-gradient"
     grader.explain(what, seen, after(given), mistakes, otherwise=id, at=REDUCE, tolerance=CLOSE)
 

@@ -144,10 +144,12 @@ class Refused(Exception):
 
 
 class Batch:
-    """The submission's batch script on a cluster. The parts of the play happen when they are first asked for."""
+    """The submission's batch script on a cluster. The parts of the play happen when they are first asked for; without
+    `array` only the job of its own is played.
+    """
 
-    def __init__(self, grader: Grader) -> None:
-        self.grader = grader
+    def __init__(self, grader: Grader, array: bool) -> None:
+        self.grader, self.array = grader, array
         self._slurm: cluster.Slurm | None = None
         self._read = 0
         self._jobs: dict[str, OneJob] = {}
@@ -190,29 +192,27 @@ class Batch:
     # The play --------------------------------------------------------------------------------------------------
 
     @cached_property
-    def begun(self) -> tuple[OneJob, OneJob, OneJob]:
+    def begun(self) -> list[OneJob]:
         """The job and the two tasks of the array, up to where all train, have ended, or do not move any more.
 
         Raises Refused, CheckNotRun.
         """
         self._give_up = time.monotonic() + DEADLINE_SECONDS
         plain = self.submit(f"--nodelist={FIRST}")[0]
-        tasks = self.submit(f"--nodelist={SECOND}", "--array=0-1")
-        everyone = [plain, *tasks]
+        everyone = [plain, *(self.submit(f"--nodelist={SECOND}", "--array=0-1") if self.array else [])]
         self.watch(everyone, lambda: all(one.under_way or one.job.ended for one in everyone))
-        return plain, tasks[0], tasks[1]
+        return everyone
 
     @cached_property
-    def disturbed(self) -> tuple[OneJob, OneJob, OneJob]:
+    def disturbed(self) -> list[OneJob]:
         """The job that had to make room for an urgent one, the task whose node has died, and the one that was cancelled,
         up to where all have ended or will not.
         """
-        plain, first, second = self.begun
-        slurm = self.slurm
-        everyone = [plain, first, second]
+        everyone, slurm = self.begun, self.slurm
+        plain, first, second = everyone if self.array else (*everyone, None, None)
         (self.folder / "finish").write_text("\n".join(f"{one.id} {start}" for one in everyone for start in range(1, 9)))
         self.watch(everyone, lambda: all(one.of("saved") or one.job.ended for one in everyone))
-        if not second.job.ended:
+        if second and not second.job.ended:
             slurm.scancel(second.id)
         urgent = ("--partition=urgent", "--nodes=2", "--exclusive", f"--nodelist={FIRST}", "--output=/dev/null")
         slurm.sbatch("#!/bin/bash\ntrue", *urgent)
@@ -225,7 +225,7 @@ class Batch:
                 plain.signalled = len(plain.events)
             if plain.steps_unheard > DEAF_STEPS and not plain.cut_off and not plain.of("asked"):
                 self._cut_off(plain, "deaf")
-            if node == "up" and second.job.ended:
+            if node == "up" and second and second.job.ended:
                 slurm.nodes.kill(3)
                 slurm.run("scontrol", "update", "nodename=node3", "state=down", "reason=it died")
                 node, died = "dead", time.monotonic()
@@ -244,7 +244,7 @@ class Batch:
             return all(one.job.ended for one in everyone)
 
         self.watch(everyone, over)
-        return plain, first, second
+        return everyone
 
     def submit(self, *arguments: str) -> list[OneJob]:
         """Submit the script; an array's tasks are as many jobs. Raises Refused."""

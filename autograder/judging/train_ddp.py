@@ -190,6 +190,17 @@ def judge_repeats(grader: Grader, training: Training) -> None:
             grader.fail("missing-set-epoch", said, of=range(training.world), at=LOOP)
 
 
+def judge_global_state(grader: Grader, run: Run, at: str) -> None:
+    """Whether two jobs of the same global random state dealt the same, and a third with another dealt differently."""
+    jobs = (run.shown[job : job + 2] for job in (0, 2, 4))
+    one, same, other = ([sample for own in job for seen in own for sample in seen["batch"]] for job in jobs)
+    moved = sum(a != b for a, b in zip(one, other, strict=False))
+    said = f"With a different global random state (`torch.manual_seed`, `random.seed`), the same call of train_ddp dealt {moved} of {len(one)} samples differently."
+    said += " An epoch repeats one sample, and which one must not depend on it either." if moved <= EPOCHS else ""
+    of, at = [0] * (one == same and one != other), r"random\.\w+\( || seed|rand || " + at
+    grader.fail_on(of, "order-from-global-state", said, at=at)
+
+
 def judge_cleanup(grader: Grader, run: Run) -> None:
     """Whether a rank on which the model had raised called a collective before it left train_ddp."""
     for report in run.ranks:
@@ -311,13 +322,14 @@ def replay(
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     reduction: str = "mean",
     final: Callable[[torch.Tensor], torch.Tensor] = lambda logits: logits,
+    nominal: bool = False,
     clears: When = "step",
     updates: When = "step",
 ) -> Replayed:
     """Train in one process on the batches that the ranks reported: rightly, or with what the options say.
 
-    The mean gradient is taken `factor` times; `final` comes behind the last layer. Gradients are cleared at each step's
-    or epoch's beginning, and the weights updated at its end.
+    The mean gradient is taken `factor` times; `final` comes behind the last layer; `nominal` divides each batch's sum by the
+    size of a whole one. Gradients are cleared at each step's or epoch's beginning, and the weights updated at its end.
     """
     net, steps = Net(training.run.observed("initial")[0]), min(training.steps)
     optimize, an_epoch = optimizer(net.parameters(), lr=rate or training.rate), max(1, steps // EPOCHS)
@@ -326,7 +338,8 @@ def replay(
         losses = []
         for rank, batches in enumerate(training.batches):
             logits = final(net(training.x[batches[step]]) * training.sharpness(rank, step))
-            losses.append(F.cross_entropy(logits, training.y[batches[step]], reduction=reduction))
+            loss = F.cross_entropy(logits, training.y[batches[step]], reduction=reduction)
+            losses.append(loss * len(batches[step]) / max(map(len, batches)) if nominal else loss)
         return torch.stack(losses)
 
     before, after, weights = [], [], []

@@ -56,6 +56,7 @@ class Noting(nn.Module):
         mark(f"forward {len(x)}")
         mark(f"held {len({one.forward for one in self.saved})}")
         self.forwards += 1
+        x = x if x.is_floating_point() else x.to(self.first.weight.dtype)
         with torch.autograd.graph.saved_tensors_hooks(self.save, lambda saved: saved.tensor):
             return self.second(torch.tanh(self.first(x)))
 
@@ -67,8 +68,8 @@ class Noting(nn.Module):
 
 
 def smoothed(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean over the samples of a loss that no submission will have guessed."""
-    return nn.functional.cross_entropy(logits, targets, label_smoothing=0.3)
+    """The mean over the samples of a loss that no submission will have guessed. Of targets in columns the first counts."""
+    return nn.functional.cross_entropy(logits, targets.view(len(targets), -1)[:, 0], label_smoothing=0.3)
 
 
 def parameters(model: nn.Module) -> State:
@@ -143,7 +144,8 @@ def steps(
     special: bool,
 ) -> None:
     """Some steps. `x[step]` has this rank's samples, `sizes[step]` its micro-batches; `once`: as what can be read once,
-    first a generator. The model and `x` are of type `dtype`; `special`: it has a frozen parameter and tied weights.
+    first a generator. The model is of type `dtype`; `special`: it has a frozen parameter and tied weights, and the `y` of
+    each step's last micro-batch a second column, of padding.
 
     Before the first step every gradient holds the number `stale`.
     """
@@ -155,7 +157,10 @@ def steps(
         parameter.grad = torch.full_like(parameter, stale) if parameter.requires_grad else None
     found = []
     for number, own in enumerate(sizes):
-        batches = split((x[number].to(getattr(torch, dtype)), y[number]), own, step.device)
+        batches = split((x[number], y[number]), own, step.device)
+        if special:
+            last, targets = batches[-1]
+            batches[-1] = last, torch.stack((targets, torch.zeros_like(targets)), 1)
         if once:
             batches = Once(batches) if number else iter(Once(batches))
         found.append(step.take(batches))

@@ -37,13 +37,15 @@ def averages(
     dtype: str,
     doubles: list[str],
     earlier: list[str],
+    thawed: list[str],
     variables: dict[str, str],
     training: bool,
 ) -> None:
     """Call it once. `gradients[name]` is what this rank has, and no other knows; what is not in there is None.
 
     The parameters in `freeze` have been frozen since. The model and its gradients are of type `dtype`, those in `doubles`
-    of float64. With `earlier` there is a call before that, in which every rank has gradients for these.
+    of float64. With `earlier` there is a call before that, in which every rank has gradients for these, and those in
+    `thawed` are frozen.
     """
     device = join()
     os.environ.update(variables)
@@ -58,7 +60,12 @@ def averages(
     if earlier:
         for name in earlier:
             model.get_parameter(name).grad = torch.ones_like(model.get_parameter(name))
+        for name in thawed:
+            model.get_parameter(name).requires_grad = False
         submission.average_gradients(model)
+        for name in thawed:
+            model.get_parameter(name).requires_grad = True
+        observe("again", True)
     for name, parameter in model.named_parameters():
         own = gradients.get(name)
         parameter.grad = None if own is None else torch.empty_like(parameter).copy_(own).detach()

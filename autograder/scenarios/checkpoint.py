@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import datetime
 import errno
 import io
 import json
@@ -224,22 +225,67 @@ def before() -> None:
     """Put the tracer in place. Called ahead of the submission's import, so that `from os import replace` meets it."""
     builtins.open = io.open = traced_open
     torch.save = torch.serialization.save = traced_save
+    time.time, time.time_ns, datetime.datetime = clock.time, clock.time_ns, Date
     for name in OPERATIONS:
         real = getattr(os, name, None)
         if real is not None:
             setattr(os, name, _around(name, real))
 
 
+class Clock:
+    """The machine's clock, which may be `behind`, in seconds; `read`: whether somebody has asked it meanwhile."""
+
+    def __init__(self) -> None:
+        self.behind, self.read = 0, False
+        self._seconds, self._nanoseconds = time.time, time.time_ns
+
+    def time(self) -> float:
+        """`time.time`."""
+        self.read = True
+        return self._seconds() - self.behind
+
+    def time_ns(self) -> int:
+        """`time.time_ns`."""
+        self.read = True
+        return self._nanoseconds() - self.behind * 10**9
+
+
+clock = Clock()
+
+
+class Date(datetime.datetime):
+    """`datetime.datetime`, by that clock."""
+
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> Date:
+        """As with the usual one."""
+        return cls.fromtimestamp(clock.time(), tz)
+
+    @classmethod
+    def today(cls) -> Date:
+        """As with the usual one."""
+        return cls.now()
+
+    @classmethod
+    def utcnow(cls) -> Date:
+        """As with the usual one."""
+        return cls.now(datetime.timezone.utc).replace(tzinfo=None)
+
+
 # What is saved -------------------------------------------------------------------------------------------------------
 
 
+TIMES = 20  # so often a state's text says its number
+
+
 def numbered(number: int, size: int = 2000) -> dict[str, Any]:
-    """A state of about 12 KB in which every number is `number`, so that a mixture of two shows."""
+    """A state of about 12 KB in which every number is `number`, also in its text, so that a mixture of two shows."""
     value = float(number)
     return {
         "model": {"weight": torch.full((size // 50, 50), value), "bias": torch.full((300,), value)},
         "optimizer": {"step": number, "momentum": torch.full((700,), value)},
         "step": number,
+        "text": f"{number} " * TIMES,
     }
 
 
@@ -250,6 +296,7 @@ def content(state: Any) -> Any:
     try:
         parts = [state["model"]["weight"], state["model"]["bias"], state["optimizer"]["momentum"]]
         found = {number for part in parts for number in part.unique().tolist()}
+        found |= {float(word) for word in state["text"].split()}
         return sorted({*found, float(state["step"]), float(state["optimizer"]["step"])})[:6]
     except Exception as error:
         return f"{type(error).__name__}: {error}"
@@ -375,22 +422,26 @@ def wrapped(submission: Any, plain: dict[str, torch.Tensor], others: dict[str, t
         )
 
 
-ELSEWHERE = 5
+ELSEWHERE = (5, 6)
 
 
 def many(submission: Any, saves: int, keep: int | None, foreign: dict[str, str]) -> None:
     """Save often, look at what is left each time, then load; once more with the files' times turned around.
 
-    The fifth save is made by a process of its own. With the default `keep` also save once more, now with keep=2, and
-    load with that one damaged.
+    The fifth save and the sixth are made by a process of its own, whose clock is a day behind. With the default `keep`
+    also save once more, now with keep=2, and load with that one damaged.
     """
     folder = Path("many")
     options = {} if keep is None else {"keep": keep}
 
     def save_elsewhere(child: Child) -> None:
-        if child.wait():
-            alone()
-            submission.save_checkpoint(folder, numbered(ELSEWHERE), **options)
+        for number in ELSEWHERE:
+            if child.wait():
+                if not dist.is_initialized():
+                    alone()
+                clock.behind, clock.read = 86_400, False
+                submission.save_checkpoint(folder, numbered(number), **options)
+                child.say({"by the clock": clock.read})
 
     # It is forked before any save, so it knows nothing of them but what lies in the folder.
     elsewhere = Child(save_elsewhere) if rank() == 0 else None
@@ -405,18 +456,21 @@ def many(submission: Any, saves: int, keep: int | None, foreign: dict[str, str])
     dist.barrier()
     left = []
     for number in range(1, saves + 1):
-        if number != ELSEWHERE:
+        if number not in ELSEWHERE:
             submission.save_checkpoint(folder, numbered(number), **options)
         elif elsewhere is not None:
             elsewhere.go_on()
-            said, ended = elsewhere.hear(), elsewhere.end()
-            if ended != "returned":
-                raise RuntimeError(f"a save by a new process, alone, failed: {(said or {}).get('raised', ended)}")
+            said = elsewhere.hear()
+            if "by the clock" not in (said or {}):
+                raise RuntimeError(f"a save by a new process, alone, failed: {(said or {}).get('raised', 'it died')}")
+            observe("clock", said["by the clock"])
         dist.barrier()
         left.append(files(folder))
-        if number == ELSEWHERE:
-            observe("loaded early", load(submission, folder))
+        if number in (5, 7):
+            observe(f"loaded after {number}", load(submission, folder))
         dist.barrier()
+    if elsewhere is not None:
+        elsewhere.end()
     observe("left", left)
     observe("foreign", {name: (folder / name).is_file() and (folder / name).read_text() for name in foreign})
     dist.barrier()
@@ -493,43 +547,44 @@ def waits(submission: Any) -> None:
 
 
 def views(submission: Any, late: int, damaged: int) -> None:
-    """Rank `late` sees the folder as it was before the last save; then rank `damaged` cannot read the newest file.
+    """Rank `late` does not see save 3; then rank `damaged` cannot read it; then the one does not, and the other not save 2.
 
-    For the first each rank has a working directory of its own, and the folder's name is relative.
+    Where views differ each rank has a working directory of its own, and the folder's name is relative.
     """
     join()
     observe("scenario", "views")
     shared = Path("shared")
-    submission.save_checkpoint(shared, numbered(1))
-    dist.barrier()
-    if rank() == 0:
-        shutil.copytree(shared, "earlier")
-    dist.barrier()
-    submission.save_checkpoint(shared, numbered(2))
-    dist.barrier()
+    for number in (1, 2, 3):
+        submission.save_checkpoint(shared, numbered(number))
+        dist.barrier()
+        if rank() == 0:
+            shutil.copytree(shared, f"at-{number}")
+        dist.barrier()
     own = Path(f"late-{rank()}")
-    shutil.copytree("earlier" if rank() == late else shared, own / shared)
-    dist.barrier()
-    here = os.getcwd()
-    os.chdir(own)
-    observe("late", load(submission, shared))
-    os.chdir(here)
-    newest = os.path.abspath(fresh_file(shared, Path("earlier")))
+    shutil.copytree("at-2" if rank() == late else shared, own / shared)
+    second, third = (str(fresh_file(Path(f"at-{n}"), Path(f"at-{n - 1}")).relative_to(f"at-{n}")) for n in (2, 3))
+    unreadable = ""
 
     def fail(place: Any) -> None:
-        if rank() == damaged and not isinstance(place, int) and os.path.abspath(os.fspath(place)) == newest:
+        mine = rank() == damaged and unreadable and not isinstance(place, int)
+        if mine and os.path.abspath(os.fspath(place)).endswith(f"/{shared}/{unreadable}"):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(place))
 
-    dist.barrier()
     tracer.reading = fail
-    observe("damaged", load(submission, shared))
+    here = os.getcwd()
+    for what, place, file in (("late", own, ""), ("damaged", here, third), ("both", own, second)):
+        unreadable = file
+        dist.barrier()
+        os.chdir(place)
+        observe(what, load(submission, shared))
+        os.chdir(here)
 
 
 LARGE = 400_000  # 1.6 MB, so that a checksum over a file's beginning does not reach its end
 
 
 def damages(submission: Any, position: float) -> None:
-    """The newest file is cut, emptied, replaced by text, and has one bit of a tensor changed."""
+    """The newest file is cut, emptied, replaced by text, and has one bit of a tensor changed, or of a text."""
     join()
     shared = Path("shared")
     for number in (1, 2, 3):
@@ -539,7 +594,7 @@ def damages(submission: Any, position: float) -> None:
         submission.save_checkpoint(shared, numbered(number, LARGE))
         dist.barrier()
     names = {}
-    for kind in ("cut short", "empty", "text", "one bit"):
+    for kind in ("cut short", "empty", "text", "one bit", "one digit"):
         folder = Path(kind.replace(" ", "-"))
         if rank() == 0:
             shutil.copytree(shared, folder)
@@ -552,11 +607,14 @@ def damages(submission: Any, position: float) -> None:
                 data = bytearray()
             elif kind == "text":
                 data = bytearray(b"this is not a checkpoint\n" * 40)
-            else:
+            elif kind == "one bit":
                 # Within the last tensor of the file: 3.0 as a float32, many times.
                 pattern = bytes(torch.full((64,), 3.0).view(torch.uint8).tolist())
                 at = data.rfind(pattern)
                 data[at + int(position * 200) if at >= 0 else int(position * len(data))] ^= 0x20
+            else:
+                at = data.rfind(b"3 " * TIMES)  # one of these becomes a 7
+                data[at + 2 * int(position * TIMES) if at >= 0 else int(position * len(data))] ^= 0x04
             newest.write_bytes(data)
         dist.barrier()
         observe(kind, load(submission, folder))
@@ -805,6 +863,7 @@ def breaks(submission: Any) -> None:
     of_ranks: list[list[str]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(of_ranks, instants)
     observe("usual", {"operations": trace.operations, "written": written(Path("dry"))})
+    observe("earlier", list(files(Path("base"))))
     writer = max(range(len(of_ranks)), key=lambda one: len(of_ranks[one]))
     seen = []
     for number, broken in enumerate(of_ranks[writer]):

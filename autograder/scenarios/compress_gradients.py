@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import torch
@@ -101,7 +102,8 @@ def one_step(ddp_model: DistributedDataParallel, gradients: Gradients, title: st
 def reduces(submission, gradients: list[Gradients], cap: float, **options) -> None:
     """Some steps with plain DDP, then the same with the hook. `gradients[step]` is what this rank has.
 
-    A third model is registered last, with the other dtype and error feedback: it has nothing to do with the others.
+    A third model is registered last, with the other dtype and error feedback: it has nothing to do with the others. With
+    error feedback the first step is taken once more at the end, by the same module in a new wrapper.
     """
     device = join()
     own = [{name: gradient.to(device) for name, gradient in step.items()} for step in gradients]
@@ -113,6 +115,13 @@ def reduces(submission, gradients: list[Gradients], cap: float, **options) -> No
     )
     observe("plain", [one_step(plain, step, "plain") for step in own])
     observe("seen", [one_step(compressed, step, "compressed") for step in own])
+    if options.get("error_feedback"):
+        module = compressed.module
+        del compressed
+        gc.collect()
+        again = DistributedDataParallel(module, bucket_cap_mb=cap)
+        register(submission, again, **options)
+        observe("seen again", one_step(again, own[0], "again"))
 
 
 def two_models(submission, gradients: list[list[Gradients]], cap: float, **options) -> None:

@@ -171,7 +171,7 @@ def registered(submission) -> None:
     """A model alone, all of it on the CPU."""
     observe("other", str(OTHER))
     model = Registered()
-    model.submodule = nn.Linear(2, 2, bias=False)  # a name that ends as DDP's prefix does
+    model.module = nn.Linear(2, 2, bias=False)  # the name that DDP gives the model within
     report = _look(submission, "registered", model)
     if dataclasses.is_dataclass(report) and all(dataclasses.is_dataclass(one) for one in report.tensors):
         gpu = [dataclasses.replace(one, device=torch.device("cuda", 1)) for one in report.tensors]
@@ -195,7 +195,8 @@ def batches(submission) -> None:
     """Data in every nest that loaders make."""
     observe("other", str(OTHER))
     there = {"device": OTHER}
-    _look(submission, "flat", nn.Linear(2, 2, **there), torch.zeros(2, 2, **there), torch.zeros(2, dtype=torch.int64))
+    labels = torch.zeros(2, dtype=torch.int64)
+    _look(submission, "flat", nn.Linear(2, 2, **there), torch.zeros(2, 2, **there), labels, labels.detach())
     nested = {
         "ids": torch.zeros(2, dtype=torch.int64, **there),
         "boxes": [torch.zeros(1, **there), (torch.zeros(1, dtype=torch.float16), None, "text", 3)],
@@ -255,5 +256,6 @@ def expectations(submission) -> None:
     for name, buffer in nn.BatchNorm1d(2).named_buffers():
         setattr(norm, name, buffer)
     _look(submission, "data", norm, torch.zeros(2, 2), torch.zeros(2))
+    _look(submission, "loss", nn.Linear(2, 2, device=OTHER), loss=nn.LSTM(2, 2))
     _look(submission, "said", nn.Linear(2, 2), torch.zeros(2, 2), device=OTHER)
     _look(submission, "said_as_text", nn.Linear(2, 2), torch.zeros(2, 2), device="cpu")

@@ -20,15 +20,20 @@ FOLDER = Path("run")
 
 
 class Happening:
-    """A signal to this process, while so many steps have been done by it and the next is under way.
+    """A signal to this process, while so many steps have been done by it.
 
-    `before` it comes in the forward pass; otherwise when the update has been made, and not yet been counted. `again`: it
-    comes a second time at once.
+    `place`: in "make", or in the next step: "forward", or "update", when it has been made, and not yet been counted.
+    `again`: it comes a second time at once.
     """
 
-    def __init__(self, number: int, step: int, before: bool, again: bool = False) -> None:
-        self.number, self.step, self.before, self.again = number, step, before, again
+    def __init__(self, number: int, step: int, place: str, again: bool = False) -> None:
+        self.number, self.step, self.place, self.again = number, step, place, again
         self.done = False
+
+    def at(self, place: str, done: int) -> None:
+        """What comes here, after so many steps."""
+        if not self.done and (self.place, self.step) == (place, done):
+            self.happen()
 
     def happen(self) -> None:
         """Send it; Python runs a handler before the next line."""
@@ -73,8 +78,8 @@ class Net(nn.Module):
         if torch.is_grad_enabled():
             self.turns += 1
             seen.extend(x[:, 0].round().long().tolist())
-            if happening and happening.before and not happening.done and len(steps) == happening.step:
-                happening.happen()
+            if happening:
+                happening.at("forward", len(steps))
         return self.last(F.relu(self.first(x[:, 1:])))
 
 
@@ -100,6 +105,8 @@ def make() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(5)
         model = Net().to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if happening:
+        happening.at("make", 0)
 
     def before(*_: Any) -> None:
         look()
@@ -117,8 +124,8 @@ def make() -> tuple[nn.Module, torch.optim.Optimizer]:
 
     def after(*_: Any) -> None:
         optimizer.param_groups[0]["lr"] *= 0.9  # as optimizers do that keep a number of theirs there
-        if happening and not happening.before and not happening.done and len(steps) == happening.step + 1:
-            happening.happen()
+        if happening:
+            happening.at("update", len(steps) - 1)
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)
@@ -141,6 +148,17 @@ def files() -> dict[str, torch.Tensor]:
     return found
 
 
+def join(left: dict[str, torch.Tensor]) -> None:
+    """Make the process group, and on rank 0 the folder with these files."""
+    dist.init_process_group("gloo")
+    if rank() == 0:
+        for name, data in left.items():
+            place = FOLDER / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(bytes(data.tolist()))
+    dist.barrier()
+
+
 def start(
     submission: Any,
     x: torch.Tensor,
@@ -153,27 +171,21 @@ def start(
 ) -> None:
     """One start of the job, in new processes, with the files that the one before has left.
 
-    `signals`: `number`, the `ranks` that get it, `step` (of this start, from 0), `before` and perhaps `again`. `earlier`:
+    `signals`: `number`, the `ranks` that get it, `step` (of this start, from 0), `place` and perhaps `again`. `earlier`:
     these processes have been asked to stop before, in a job of another folder.
     """
     global happening, dtype
     dtype = x.dtype
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restart)
     os.environ["TORCHELASTIC_MAX_RESTARTS"] = "3"
-    dist.init_process_group("gloo")
-    if rank() == 0:
-        for name, data in (left or {}).items():
-            place = FOLDER / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(bytes(data.tolist()))
-    dist.barrier()
+    join(left or {})
     if signals and rank() in signals["ranks"]:
         observe("signal in", signals["step"])
-        happening = Happening(signals["number"], signals["step"], signals["before"], signals.get("again", False))
+        happening = Happening(signals["number"], signals["step"], signals["place"], signals.get("again", False))
     numbers = torch.arange(len(x), dtype=x.dtype).unsqueeze(1)
     dataset = TensorDataset(torch.cat([numbers, x], 1), y)
     if earlier:
-        happening = Happening(signal.SIGTERM, 0, True)
+        happening = Happening(signal.SIGTERM, 0, "forward")
         submission.train(Path("another"), make, dataset, **options | {"steps": 2})
         happening = None
         for noted in (steps, seen, models, saves, kept):
@@ -189,13 +201,16 @@ def start(
     observe("files", files() if rank() == 0 else {})
 
 
-def refuses(submission: Any, x: torch.Tensor, y: torch.Tensor, options: dict[str, Any]) -> None:
-    """A call with what it must refuse."""
-    dist.init_process_group("gloo")
+def refuses(
+    submission: Any, x: torch.Tensor, y: torch.Tensor, options: dict[str, Any], left: dict[str, torch.Tensor]
+) -> None:
+    """Calls with what it must refuse, in an empty folder and in one with these files."""
+    join(left)
     numbers = torch.arange(len(x), dtype=x.dtype).unsqueeze(1)
-    try:
-        returned = submission.train(FOLDER, make, TensorDataset(torch.cat([numbers, x], 1), y), **options)
-    except Exception as error:
-        observe("refused", type(error).__name__)
-    else:
-        observe("refused", f"it returned {returned}")
+    for folder in (Path("empty"), FOLDER):
+        try:
+            returned = submission.train(folder, make, TensorDataset(torch.cat([numbers, x], 1), y), **options)
+        except Exception as error:
+            observe(str(folder), type(error).__name__)
+        else:
+            observe(str(folder), f"it returned {returned}")

@@ -37,6 +37,7 @@ class Zoo(nn.Module):
         self.tied.weight = self.decoder.weight
         self.register_buffer("ids", torch.arange(5) + (1 << 60))
         self.register_buffer("places", torch.arange(5))
+        self.register_buffer("codes", torch.full((3,), -100, dtype=torch.int8))
         self.register_buffer("mask", torch.tensor([True, False, True]))
         self.register_buffer("odd", torch.tensor([float("nan"), float("inf"), 1.0]))
         self.register_buffer("zeros", torch.zeros(4))
@@ -57,7 +58,8 @@ def build(seed: int, *, wrapped: bool = False) -> tuple[Zoo, torch.optim.Optimiz
         model.norm.running_mean.copy_(torch.randn(3))
     model = model.to(device)
     foreign = nn.Parameter(torch.ones(3, device=device))  # the optimizer has it, the model has not
-    optimizer = torch.optim.AdamW([*(p for p in model.parameters() if p.requires_grad), foreign], lr=0.01)
+    *most, last = (p for p in model.parameters() if p.requires_grad)
+    optimizer = torch.optim.AdamW([{"params": most}, {"params": [last, foreign]}], lr=0.01)
     foreign.grad = torch.ones_like(foreign)
     model.frozen.grad = torch.randn(6).to(device)  # from the time before it was frozen
     for _ in range(2):
@@ -108,7 +110,7 @@ def change(model: nn.Module, optimizer: torch.optim.Optimizer, what: dict[str, A
         tensor = parameters[name].grad
     else:
         parameter, _, entry = name.rpartition(".")
-        foreign = optimizer.param_groups[0]["params"][-1]
+        foreign = optimizer.param_groups[-1]["params"][-1]
         state = optimizer.state[parameters.get(parameter, foreign)]
         if not isinstance(state[entry], torch.Tensor):
             state[entry] += what["by"]
@@ -132,6 +134,8 @@ def change(model: nn.Module, optimizer: torch.optim.Optimizer, what: dict[str, A
             flat[one] = -0.0
         case "nan":
             flat[one] = float("nan")
+        case "negate":
+            flat[one] = -flat[one]
         case "flip":
             flat[one] = ~flat[one]
         case "turn":

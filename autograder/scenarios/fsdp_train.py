@@ -47,7 +47,7 @@ class Model(nn.Module):
         self.get_parameter(FROZEN).requires_grad_(False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits, one row for each token."""
+        """Logits, one row for each token of each sample."""
         x = self.embedding(tokens)
         for layer in self.layers:
             x = layer(x)
@@ -113,7 +113,7 @@ class Job:
         def sum_of_losses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             mark("loss")
             self.seen["outputs"].append(str(outputs.dtype))
-            return F.cross_entropy(outputs.float(), targets, reduction="sum")
+            return F.cross_entropy(outputs.float().mT, targets, reduction="sum")
 
         inputs, targets = (one.to(self.device) for one in batch)
         loss, norm = self.training.step(inputs, targets, sum_of_losses, max_norm)

@@ -46,7 +46,8 @@ class Classifier(nn.Module):
     """A linear classifier with the same first weights in every process; notes which process trains it.
 
     Its state_dict is not what named_parameters() gives: the layer has two names, one of which ends as DDP's prefix does,
-    and of its buffers one counts the steps and the other isn't in it. Its types are float64 and int64.
+    and of its buffers one counts the steps, one is larger than a pipe that nobody reads, and one isn't in it. Its types are
+    float64 and int64.
     """
 
     def __init__(self) -> None:
@@ -56,6 +57,7 @@ class Classifier(nn.Module):
             self.tied.weight.copy_(torch.linspace(-0.5, 0.5, FEATURES * CLASSES).view(CLASSES, FEATURES))
             self.tied.bias.zero_()
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("table", torch.zeros(10_000, dtype=torch.float64))
         self.register_buffer("scratch", torch.zeros(2), persistent=False)
         self.steps = 0
 
@@ -69,6 +71,14 @@ class Classifier(nn.Module):
             _replace(_destroy, destroy_process_group)
         _fail(self.steps, rank)
         return self.submodule(x.double())
+
+
+class Rough(Classifier):
+    """With a buffer of a type that NumPy doesn't have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rough", torch.tensor(0.5, dtype=torch.bfloat16))
 
 
 def _new_process_group_helper(*arguments, **options):
@@ -195,7 +205,8 @@ def _launch(submission, number: int, launch: dict, x: torch.Tensor, y: torch.Ten
     data = TensorDataset(x, y)
     seen: dict = {"launcher": os.getpid()}
     try:
-        returned = submission.launch_distributed(launch["world_size"], Classifier, data, launch["epochs"])
+        model = Rough if launch.get("rough") else Classifier
+        returned = submission.launch_distributed(launch["world_size"], model, data, launch["epochs"])
         seen["type"] = type(returned).__name__
         if isinstance(returned, dict):
             tensors = {

@@ -50,6 +50,7 @@ class Counting(nn.Module):
         self.register_buffer("calls", torch.full((), 5.0))
         self.register_buffer("batches", torch.full((), 5))  # whole numbers, like BatchNorm's num_batches_tracked
         self.register_buffer("unsaved", torch.full((), 5.0), persistent=False)
+        self.register_buffer("replaced", torch.full((), 5.0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, 4) → (B, 3)."""
@@ -57,6 +58,7 @@ class Counting(nn.Module):
             self.calls += 1
             self.batches += 1
             self.unsaved += 1
+            self.replaced = self.replaced + 1  # a new tensor, as in `average = 0.9 * average + …`
         return self.layer(x)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -71,8 +73,8 @@ def measures(
     """Call `exposed_communication` with steps that take scripted times.
 
     `times[rank]["step"]` are the seconds of the steps with synchronization, in turn, and when they are used up again
-    from the first; `times[rank]["alone"]` are those without. `warm[rank]` come before them. `options` has `repeats`, or
-    leaves it out.
+    from the first; `times[rank]["alone"]` are those without. `warm[rank]` come before them. `options` has `repeats`, and
+    then it is called a second time, or leaves it out.
     """
     device = join()
     scripted = {
@@ -111,6 +113,10 @@ def measures(
     observe("gradients", {name: p.grad for name, p in model.named_parameters()})
     observe("buffers", dict(model.named_buffers()))
     observe("synchronizes", bool(ddp_model.require_backward_grad_sync))
+    if options:
+        counts.update(step=0, alone=0)
+        submission.exposed_communication(step, ddp_model, clock=CLOCK, **options)
+        observe("counts again", counts)
 
 
 def scales(submission, runs: list[list[list[float]]], modes: list[str]) -> None:

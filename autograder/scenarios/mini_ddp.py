@@ -204,11 +204,14 @@ class Steep(nn.Module):
 
 
 def slopes(submission, slope: float, dtype: str) -> None:
-    """One backward with this gradient on every rank."""
+    """One forward with this gradient, and two backwards."""
     wrapped = submission.MiniDDP(Steep(getattr(torch, dtype)).to(join()))
-    wrapped(slope).backward()
-    wrapped.finish_gradient_synchronization()
-    observe("gradient", wrapped.module.weight.grad)
+    loss = wrapped(slope)
+    for backward in ("gradient", "again"):
+        wrapped.zero_grad()
+        loss.backward(retain_graph=True)
+        wrapped.finish_gradient_synchronization()
+        observe(backward, wrapped.module.weight.grad)
 
 
 class Pair(nn.Module):
@@ -236,10 +239,10 @@ def pairs(submission, slopes: list[float | None]) -> None:
 
 
 def saves(submission) -> None:
-    """state_dict and back."""
+    """state_dict and back; a child has the name of the wrapper's own."""
     device = join()
     torch.manual_seed(7)
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).to(device)
+    model = nn.ModuleDict({"norm": nn.BatchNorm1d(4), "module": nn.Linear(3, 4)}).to(device)
     wrapped = submission.MiniDDP(copy.deepcopy(model))
     observe("plain", list(model.state_dict()))
     observe("wrapped", list(wrapped.state_dict()))

@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import functools
 import gc
+import importlib
 import os
 import socket
 import threading
@@ -32,7 +33,7 @@ TICK_SECONDS = 0.05
 """How long whoever looks after the others sleeps at a time. A busy machine stretches a tick for all of them."""
 
 HEAD_START = 0.5
-"""So much later rank 0 calls than the others, which look for a store that it has not opened yet."""
+"""So much later rank 0 calls than the others, which look for a store that it has not opened yet; or rank 1 than its double."""
 
 _sockets: list[socket.socket] = []
 
@@ -89,7 +90,7 @@ def _call(submission, timeout: float, **options) -> dict[str, object]:
     }
 
 
-def _meeting_place() -> dist.Store:
+def _meeting_place() -> dist.PrefixStore:
     """The agent's store, for this file's own use."""
     patience = datetime.timedelta(seconds=60)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -259,6 +260,18 @@ def together(submission, case: str, odd: list[int], changes: dict[str, str | Non
     _stay_awake(timeout)
     observe("case", case)
     here = changes if me in odd else {}
+    if case == "restarted":
+        _call(submission, timeout)
+        left = _left(store)
+        observe("left", left)
+        store.add("left", len(left))
+        _gather(store, "restart")
+        if store.add("left", 0):  # the second attempt may hang
+            return
+        importlib.reload(submission)  # knows nothing of the attempt before, as a new process would
+        here = {"TORCHELASTIC_RESTART_COUNT": "1"}
+    if case == "doubled" and me == 1:
+        time.sleep(HEAD_START)
     if case.startswith("given"):
         dist.init_process_group("gloo")
     if case == "given":
@@ -289,10 +302,7 @@ def together(submission, case: str, odd: list[int], changes: dict[str, str | Non
     observe("found", found)
     store.add("returned", 1)
     if case == "well" and not found["raised"] and not dist.is_initialized():
-        # Without a store of its own, init_process_group writes a rank's address under such a name. Others may have
-        # started theirs by now, but nobody writes this rank's.
-        keys = getattr(store.underlying_store, "list_keys", list)()  # not in every version of torch
-        left = [key for key in keys if "default_pg/" in key and key.endswith(f"/{me}")]
+        left = _left(store)
         observe("left", left)
         if left:  # the job may hang
             return
@@ -301,6 +311,16 @@ def together(submission, case: str, odd: list[int], changes: dict[str, str | Non
         total = torch.tensor([float(me + 1)])
         dist.all_reduce(total)
         observe("sum", [float(total), dist.get_world_size() == world_size()])
+
+
+def _left(store: dist.PrefixStore) -> list[str]:
+    """The keys of this rank's own group in the job's store.
+
+    Without a store of its own, init_process_group writes a rank's address under such a name. Others may have started
+    theirs by now, but nobody writes this rank's.
+    """
+    keys = getattr(store.underlying_store, "list_keys", list)()  # not in every version of torch
+    return [key for key in keys if "default_pg/" in key and key.endswith(f"/{rank()}")]
 
 
 def _pretend_version(patch: str) -> None:

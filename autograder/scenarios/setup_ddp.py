@@ -24,6 +24,7 @@ given: list[dict[str, object]] = []
 address: dict[str, str | None] = {}
 written: dict[str, str | None] = {}
 """The launchers' variables that were written while the submission ran, also with the value they had; None: removed."""
+past_ports: set[int] = set()
 stand_in = refusing = False
 _init = dist.init_process_group
 
@@ -53,6 +54,11 @@ def init_process_group(backend=None, init_method=None, timeout=None, world_size=
     }
     if init_method and init_method.startswith("tcp://") and (address.get("MASTER_PORT") or "") not in init_method:
         moved["init_method"] = init_method
+    under = store
+    while isinstance(under, dist.PrefixStore):
+        under = under.underlying_store
+    if (port := getattr(under, "port", None)) in past_ports:
+        raise AddressChanged(f"MASTER_PORT|{address['MASTER_PORT']}|the store of an earlier group, at port {port}")
     if moved and store is None:
         name, value = next(iter(moved.items()))
         raise AddressChanged(f"{name}|{address.get(name) or address.get('MASTER_PORT')}|{value}")
@@ -99,6 +105,7 @@ class Launcher:
     def new_job(self) -> None:
         """Tell all ranks of a free port that rank 0 chose, at an address that nobody has by default."""
         self.jobs += 1
+        past_ports.add(int(address.get("MASTER_PORT") or 0))
         key = f"lockstep/port/{self.jobs}"
         if self.rank == 0:
             with socket.socket() as probe:
@@ -121,7 +128,7 @@ def _use(label: str, number: float) -> None:
 
 
 def joins(submission, under: str, number: float) -> None:
-    """Set up, use the group, clean up, and all of it once more."""
+    """Set up, use the group, clean up."""
     me, world = rank(), world_size()
     if under == "spawn":
         Launcher().new_job()
@@ -159,8 +166,11 @@ def twice(submission, number: float) -> None:
     attempt("second cleanup", submission.cleanup_ddp)
     observe("open_between", dist.is_initialized())
     if not errors and not dist.is_initialized():
+        # As who starts a second group under torchrun has to set it.
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         launcher.new_job()
         attempt("second setup", submission.setup_ddp, me, world)
+        observe("written again", dict(written))
         if "second setup" not in errors:
             _use("second", number)
             attempt("last cleanup", submission.cleanup_ddp)

@@ -53,19 +53,21 @@ def steps(submission, state: dict[str, torch.Tensor], batches: list[list[Batch]]
 
 
 def both(submission, state: dict[str, torch.Tensor], batches: list[Batch], lr: float) -> None:
-    """One step of SGD for the outputs of two calls, with one backward."""
+    """One step of SGD for the outputs of three calls: backward of the second, and then of the third and the first."""
     device = join()
     layer = submission.ShardedLinear(linear_of(state, device))
     optimizer = torch.optim.SGD(layer.parameters(), lr=lr)
     outputs = [layer(inputs.to(device)) for inputs, _ in batches]
-    torch.autograd.backward(outputs, [direction.to(device) for _, direction in batches])
+    directions = [direction.to(device) for _, direction in batches]
+    outputs.pop(1).backward(directions.pop(1))
+    torch.autograd.backward(outputs, directions)
     optimizer.step()
     observe("state", full(layer))
 
 
 def once(submission, state: dict[str, torch.Tensor], shape: list[int], strided: bool) -> None:
-    """Forward and backward with inputs of one shape. The last two dimensions, and those of the output's gradient, are
-    swapped in memory if `strided`.
+    """Forward, backward and a step of SGD with inputs of one shape. The last two dimensions, and those of the output's
+    gradient, are swapped in memory if `strided`.
     """
     device = join()
     layer = submission.ShardedLinear(linear_of(state, device))
@@ -74,7 +76,8 @@ def once(submission, state: dict[str, torch.Tensor], shape: list[int], strided: 
     output = layer(inputs)
     direction = torch.cos(torch.arange(float(output.numel()), device=device)).reshape(output.shape)
     output.backward(direction.mT.contiguous().mT if strided else direction)
-    observe("seen", [output.detach(), inputs.grad])
+    torch.optim.SGD(layer.parameters(), lr=1.0).step()
+    observe("seen", [output.detach(), inputs.grad, full(layer)])
 
 
 def held(submission, state: dict[str, torch.Tensor], batch: Batch, cases: list[list[bool]]) -> None:
@@ -124,16 +127,20 @@ def left(
 
 
 def work(submission, state: dict[str, torch.Tensor], batch: Batch) -> None:
-    """The floating-point operations of backward: of inputs that need a gradient, and of inputs that don't."""
+    """The floating-point operations of backward: of inputs that need a gradient, and of inputs that don't. And the
+    output's gradient after it, which may be another branch's too.
+    """
     device = join()
     layer = submission.ShardedLinear(linear_of(state, device))
+    direction = batch[1].clone().to(device)
     counted = []
     for needed in (True, False):
         output = layer(batch[0].clone().to(device).requires_grad_(needed))
         with FlopCounterMode(display=False) as counter:
-            output.backward(batch[1].to(device))
+            output.backward(direction)
         counted.append(counter.get_total_flops())
     observe("operations", counted)
+    observe("direction", direction)
 
 
 def linear_of(state: dict[str, torch.Tensor], device: torch.device) -> nn.Linear:

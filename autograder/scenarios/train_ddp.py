@@ -28,6 +28,7 @@ sharpness = 1.0
 compute, and neither can this one before."""
 start: torch.Generator | None = None
 """Where a rank's first weights come from, if not from the global random state: no seed that all ranks set makes them equal."""
+hosted: list[dist.TCPStore] = []
 share = 0
 """How many samples a rank has in an epoch. Set for the model that breaks."""
 
@@ -200,12 +201,17 @@ def cannot_be_made(submission, x: torch.Tensor, y: torch.Tensor, options: dict) 
     observe("group_open", dist.is_initialized())
 
 
-def alone(submission, x: torch.Tensor, y: torch.Tensor, options: dict, seed: int) -> None:
-    """Each rank trains on its own, as rank 0 of 1, with this global random state; then once more, on data that fail."""
+def jobs(submission, x: torch.Tensor, y: torch.Tensor, epochs: int, options: dict, seed: int) -> None:
+    """Each two ranks are a job of their own, with this global random state; then each trains alone, on data that fail."""
+    me, meeting = rank(), dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if me % 2 == 0:
+        hosted.append(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+        meeting.set(f"job {me // 2}", str(hosted[0].port))
     without_launcher()
+    os.environ["MASTER_PORT"] = meeting.get(f"job {me // 2}").decode()
     random.seed(seed)
     torch.manual_seed(seed)
-    submission.train_ddp(0, 1, Constant, TensorDataset(x, y), 1, **options)
+    submission.train_ddp(me % 2, 2, Constant, TensorDataset(x, y), epochs, **options)
     if dist.is_initialized():
         return
     for name in ("MASTER_ADDR", "MASTER_PORT"):

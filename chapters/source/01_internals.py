@@ -27,15 +27,15 @@ timeline(run)
 # The picture shows two training steps. Each row is a **rank**: one process with its own copy of the model and its own
 # batch. A rank runs **forward**, then **backward**. A green bar is an **all-reduce**, which adds up the gradients of
 # all ranks. While the rank also computes, its green bar is translucent. A solid green bar means that the rank only
-# waits, and the bar above is hatched.
+# waits; its backward is hatched meanwhile.
 #
 # The last rank to launch an all-reduce has the shortest green bar. The others launched it earlier and wait for that
 # rank.
 #
 # PyTorch collects gradients in **buckets** and sends each bucket with one all-reduce. Step 0 has one bucket; its
-# all-reduce starts after the last gradient is ready. Step 1 has two buckets; the first all-reduce starts while backward
-# is still running. (On one machine this saves hardly any time; "Overlap" shows where it does.) The purple bars are
-# messages: rank 0 tells the other ranks which gradient goes into which bucket.
+# all-reduce starts after the last gradient is ready. Step 1 has two buckets; the first all-reduce starts while
+# backward is still running. (On one machine this saves hardly any time; "Overlap" shows when it does.) The purple bars
+# are messages: rank 0 tells the other ranks which gradient goes into which bucket.
 #
 # What does PyTorch know in step 1 that it didn't know in step 0? "DDP's buckets" answers this. Here is the program:
 
@@ -64,8 +64,9 @@ print(Path("four_ranks.py").read_text())
 #
 # ### How a cell runs ranks
 #
-# `%%ranks 3` runs a cell in three processes. `init_process_group` connects the processes into a **process group**.
-# `gloo` is a library that sends tensors between CPUs. On NVIDIA GPUs, use *NCCL*.
+# `%%ranks 3` runs a cell in three new processes, so each such cell imports what it needs. `init_process_group`
+# connects the processes into a **process group**. `gloo` is a library that sends tensors between CPUs. On NVIDIA GPUs,
+# use *NCCL*.
 
 # %%
 # %%ranks 3
@@ -76,7 +77,7 @@ print("I am rank", dist.get_rank(), "of", dist.get_world_size())
 
 # %% [markdown]
 # In the next five cells, rank 0 starts with [1, 2, 3], rank 1 with [10, 20, 30] and rank 2 with [100, 200, 300]. Each
-# picture shows the start on the left and the result on the right. Cover the right half. What will each rank hold?
+# picture shows the start, then the result. First look only at the start. What will each rank hold?
 #
 # ### Broadcast: one rank's tensor, everywhere
 #
@@ -94,7 +95,7 @@ print(t.tolist())
 # %% [markdown]
 # ### Reduce: the sum, on one rank
 #
-# ![Reduce: rank 0 ends with the sum, the other ranks with nothing of use](pictures/reduce.svg)
+# ![Reduce: rank 0 ends with the sum; on the other ranks the values are undefined](pictures/reduce.svg)
 
 # %%
 # %%ranks 3
@@ -176,13 +177,14 @@ if dist.get_rank() != 1:  # BUG: rank 1 never calls all_reduce
 dist.barrier()
 
 # %% [markdown]
-# Order matters too: each rank's first collective is paired with the first collective of every other rank, the second
-# with the second, and so on. ("One order on all ranks" shows what happens otherwise.)
+# Ranks 0 and 2 wait in `all_reduce`, rank 1 in `barrier`. Lockstep, this notebook's extension, ended them. Order
+# matters too: each rank's first collective is paired with the first collective of every other rank, the second with
+# the second, and so on. ("One order on all ranks" shows what happens otherwise.)
 #
 # ### Point to point
 #
-# `send` and `recv` carry a tensor from one rank to another, and both wait until it has arrived. `isend` and `irecv`
-# return at once with a **handle**. Until `handle.wait()` returns, don't read or change the tensor.
+# `send` and `recv` carry a tensor from one rank to another; with gloo, both wait until it has arrived. `isend` and
+# `irecv` return at once with a **handle**. Until `handle.wait()` returns, don't read or change the tensor.
 
 # %%
 # %%ranks 3
@@ -251,9 +253,9 @@ quiz("01_internals/collectives")
 # large batch. The simplest way to compute it: **after backward, one all-reduce for each parameter.**
 #
 # The network has 12 layers, each with 256 × 256 weights and 256 biases; every number takes 4 bytes. **Predict** for
-# one rank and one step: how many all-reduces, how many bytes in total, and how many all-reduces launched **early**,
-# before the last gradient is ready. Replace each `None`; the results then appear beside your numbers. (`--timeline`
-# records times; `--into` keeps the record in a variable.)
+# one rank and one step: how many all-reduces, how many bytes in total, and how many of the all-reduces start
+# **early**, before the last gradient is ready. Replace each `None`; the results then appear beside your numbers.
+# (`--timeline` records times; `--into` keeps the record in a variable.)
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -314,7 +316,7 @@ print("DDP:", model.weight.grad.item(), "  sum:", summed.item(), "  sum / 2:", (
 # %% [markdown]
 # DDP scales first, so its sum doesn't overflow. Does it multiply by 1/N, divide by N, or use `ReduceOp.AVG`? These
 # three round differently. Compare them on three ranks, for a gradient of 100,000 elements. A fourth variant sends the
-# tensor in two halves.
+# tensor in two halves. (`observe` hands a value from a rank to the notebook.)
 
 # %%
 # %%ranks 3 --into run
@@ -366,10 +368,10 @@ for parameter in [*trunk.parameters(), *side.parameters()]:
 dist.barrier()
 
 # %% [markdown]
-# No: rank 0 hangs in `all_reduce`, rank 1 in `barrier`. Instead:
+# No: rank 0 hangs in `all_reduce`, rank 1 in `barrier`. The rules:
 #
 # - If *some* rank has a gradient, every rank joins the all-reduce. A rank without a gradient contributes zeros.
-# - If *no* rank has a gradient, leave `None` everywhere.
+# - If *no* rank has a gradient, leave `None` everywhere: with zeros, momentum would still move the parameter.
 # - Every rank skips frozen parameters (`requires_grad=False`).
 
 # %%
@@ -399,7 +401,7 @@ contract("average_gradients")
 # ## All-reduce by hand
 #
 # To see what an all-reduce costs, build one from messages. In the picture, each row is a rank, and each box is a piece
-# of its tensor. <span class="on-screen">Step with the buttons, or click the picture and use the arrow keys.</span>
+# of its tensor. <span class="on-screen">Step with the buttons.</span>
 
 # %%
 from lockstep.notebook.stepper import Stepper
@@ -442,8 +444,8 @@ print("every element is", total.unique().item())
 from lockstep.notebook.stepper import bytes_sent, ring
 
 sent = sum(one.nbytes for one in run.collectives[0] if one.kind == "send")
-print("everybody to everybody, recorded:", sent, "bytes from rank 0")
-print("a ring, counted in the picture:  ", bytes_sent(ring(4), 1000)[0], "bytes")
+print("every rank sends everything, recorded:", sent, "bytes from rank 0")
+print("a ring, counted in the picture:       ", bytes_sent(ring(4), 1000)[0], "bytes")
 
 # %% [markdown]
 # Rank 0 sent three times its tensor's size; in a ring, it would send 1.5 times that size. With N ranks, the factors are
@@ -468,7 +470,7 @@ contract("ring_all_reduce")
 # ## What it costs
 #
 # A message takes a fixed time, the **latency**, plus its size divided by the **bandwidth**. A ring takes 2(N − 1)
-# steps. In each, a rank sends 1/N of its tensor:
+# steps. In each step, a rank sends 1/N of its tensor:
 #
 # > time = 2(N − 1) · latency + 2(N − 1)/N · bytes / bandwidth
 #
@@ -505,7 +507,7 @@ for name, (latency, bandwidth) in networks.items():
 # %% [markdown]
 # Every part pays the latency again, so one part takes the least time in total. But if all other parts are sent during
 # backward, a rank only waits for the last: on the slow network, 24.5 ms with ten parts, 182 ms with one. With 1000
-# parts the last takes only 7 ms, but all of them together take 7 s.
+# parts the last takes only 7 ms, but together they take 7 s, too long to hide.
 
 # %%
 quiz("01_internals/cost")
@@ -531,8 +533,9 @@ print("backward returns")
 # %% [markdown]
 # ### An all-reduce in each hook
 #
-# The next cell moves the two lines of `average` into a hook. **Predict** the three numbers again. Will backward take
-# longer? (`mark` adds a line to a rank's record; `story` prints the record.)
+# Gradients become ready from the last layer to the first. The next cell moves the two lines of `average` into a hook.
+# **Predict** the three numbers again. Will backward take longer? (`mark` adds a line to a rank's record; `story`
+# prints the record.)
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -546,7 +549,7 @@ from twelve_layers import network, train_step
 def average(parameter):
     parameter.grad *= 1 / dist.get_world_size()
     dist.all_reduce(parameter.grad)
-    mark("the sum is there")
+    mark("all-reduce done")
 
 dist.init_process_group("gloo")
 model = network()
@@ -562,13 +565,13 @@ story(in_hooks, first=8)
 timeline(in_hooks)
 
 # %% [markdown]
-# 23 of the 24 all-reduces are launched early, yet nothing overlaps: backward is hatched during each of them, because
-# `average` **waits inside the hook**.
+# 23 of the 24 all-reduces are launched early, yet none overlaps: `average` **waits inside the hook** (hatched), so
+# backward takes longer.
 #
 # ### Launch in the hook, wait after backward
 #
 # Now each hook only launches its all-reduce, with `async_op`. The rank waits for all handles after backward.
-# **Predict** where "the sum is there" moves in the record.
+# **Predict** where "all-reduce done" moves in the record.
 
 # %%
 # %%ranks 2 --timeline --into with_handles
@@ -585,7 +588,7 @@ def launch(parameter):
 def wait():
     for handle in handles:
         handle.wait()
-        mark("the sum is there")
+        mark("all-reduce done")
 
 dist.init_process_group("gloo")
 model = network()
@@ -598,8 +601,9 @@ story(with_handles, first=6, last=4)
 timeline(with_handles)
 
 # %% [markdown]
-# All 24 waits now come after backward. Gradients become ready while all-reduces are running: this is **overlap**. But
-# half of the 24 messages carry only 1 KiB, and each message pays the full latency.
+# All 24 waits now come after backward, and gradients become ready while all-reduces run: this is **overlap**. (gloo
+# runs two at a time; the others are queued.) But half of the 24 messages carry only 1 KiB, and each message pays the
+# full latency.
 #
 # ### One flat buffer
 #
@@ -631,8 +635,8 @@ measured(one_flat, predicted)
 timeline(one_flat)
 
 # %% [markdown]
-# But a single message can't overlap with backward, because it contains the last gradient. Buckets are the compromise:
-# a few flat buffers, each launched when the last of *its* gradients is ready.
+# One message pays the latency once. But it can't overlap with backward, because it contains the last gradient. Buckets
+# are the compromise: a few flat buffers, each launched when the last of *its* gradients is ready.
 #
 # ### DDP's buckets
 #
@@ -701,7 +705,8 @@ for when, buckets in run.ranks[0].observations.items():
 
 # %% [markdown]
 # By default, step 1's buckets follow backward: `last`, `middle`, `first`. With `find_unused_parameters=True`, DDP has
-# three buckets from step 0 on, in reverse order of registration. It never rebuilds them.
+# three buckets from step 0 on, in reverse order of registration. It never rebuilds them, so register layers in the
+# order in which forward calls them.
 #
 # ### What bucket_cap_mb does
 #
@@ -744,7 +749,7 @@ quiz("01_internals/buckets")
 # ## Overlap
 #
 # Communication is **hidden** if backward computes at the same time, and **exposed** if the rank only waits for it. On
-# one machine, sending takes hardly any time, so there is little to hide.
+# one machine, sending is fast, so there is little to hide: a long bar mostly means that another rank is late.
 #
 # In the next runs, both ranks share a link of 1 Gbit/s, and each layer's backward sleeps 3 ms, as if the layers were
 # larger. Here is the last step of each run. Which bucket is never hidden?
@@ -779,7 +784,7 @@ pictures
 # with 4 ms of latency and 25 MB/s of bandwidth. Hooks, buckets and all-reduces are real.
 
 # %%
-# %%writefile played.py
+# %%writefile simulated.py
 import time
 from concurrent.futures import ThreadPoolExecutor
 import torch, torch.distributed as dist
@@ -805,15 +810,15 @@ def hook(state, bucket):
     return done
 
 # %% [markdown]
-# The next cell sends the gradients in five ways: one by one after backward, one by one with handles, in one flat
-# buffer, in two buckets, and in six. **Predict** the fastest and the slowest.
+# The next cell sends the gradients one by one after backward, and then in DDP's buckets: 24 tiny ones (as with
+# handles), one, two and six. **Predict** the fastest and the slowest.
 
 # %%
 # %%ranks 2 --into run
 import time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from lockstep.ranks import observe
-from played import carry, hook, layers
+from simulated import carry, hook, layers
 
 def measure(name, model, finish=lambda: None):
     times = []
@@ -853,8 +858,8 @@ stacked(parts, unit="ms", title="Milliseconds per step, the fastest of three", t
 # much communication, so at least 98 of the 318 ms are exposed. Buckets do best: only the last is exposed, for 92 ms
 # with two buckets, 29 ms with six.
 #
-# The measured times are longer, because each message is also a real all-reduce and wakes a thread. With 24 messages,
-# that adds two or three ms each.
+# The measured times are longer, because each message is also a real all-reduce. With 24 messages, that adds one or two
+# ms each.
 #
 # ### One order on all ranks
 #
@@ -939,14 +944,14 @@ story(run)
 #   its parameters and running statistics (260 + 40 bytes), and BatchNorm's counter of batches (8 bytes).
 # - **Each forward**: rank 0's buffers replace those of the other ranks (40 and 8 bytes). The 20 and 4 bytes in step 1
 #   describe the rebuilt buckets.
-# - **Each backward**: an all-reduce averages the 65 gradients.
+# - **Each backward**: an all-reduce averages the gradients (65 × 4 = 260 bytes).
 # - **`optimizer.step`** sends nothing.
 #
 # ### no_sync: accumulate first, exchange once
 #
-# To train on two batches in one optimizer step, run the first inside `no_sync()`: only the second backward exchanges
-# gradients. Below, the two batches' gradients are 1 and 10 on rank 0, 2 and 20 on rank 1. What does `grad` hold after
-# each backward?
+# If a batch doesn't fit into memory, use two smaller ones. Run the first inside `no_sync()`: only the second backward
+# exchanges gradients. Below, the two batches' gradients are 1 and 10 on rank 0, 2 and 20 on rank 1. What does `grad`
+# hold after each backward?
 
 # %%
 # %%ranks 2 --into accumulated
@@ -969,9 +974,9 @@ print("second:", ddp.module.weight.grad.item())
 story(accumulated)
 
 # %% [markdown]
-# One all-reduce averages the sums: 1 + 10 = 11 on rank 0 and 2 + 20 = 22 on rank 1. The *forward* has to be inside
-# `no_sync()` too, because it decides whether the next backward exchanges gradients. For the mean of both batches,
-# divide each loss by two.
+# One all-reduce averages the sums, 1 + 10 on rank 0 and 2 + 20 on rank 1: (11 + 22) / 2 = 16.5. The *forward* has to
+# be inside `no_sync()` too, because it decides whether the next backward exchanges gradients. For the mean of both
+# batches, divide each loss by two.
 #
 # ### A branch that a rank doesn't use
 #
@@ -1051,7 +1056,7 @@ contract("mini_ddp", "MiniDDP")
 # %check mini_ddp
 
 # %% [markdown]
-# After each stage from 2 on, **predict** the three numbers and run the next cells. The second cell draws a step of your
+# After each stage from 2 on, **predict** the three numbers and run the next cells. The last cell draws a step of your
 # class below a step of PyTorch's DDP.
 
 # %%
@@ -1065,7 +1070,7 @@ sys.path.insert(0, os.environ.get("LOCKSTEP_SUBMISSION", "../exercises"))  # whe
 from mini_ddp import MiniDDP
 
 dist.init_process_group("gloo")
-ddp = MiniDDP(network(), bucket_cap_mb=0.502)  # two layers; only DDP's buckets may exceed the cap
+ddp = MiniDDP(network(), bucket_cap_mb=0.502)  # two layers; only DDP may exceed the cap
 for _ in range(3):
     train_step(ddp, ddp.finish_gradient_synchronization)
 
@@ -1086,7 +1091,7 @@ timeline(by_cap["0.5"], mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
 # | the wait | `finalize_backward` |
 #
 # You have built DDP. Neither class gives BatchNorm the whole batch, weights unequal batches, or catches gradients that
-# bypass the hooks. The rest of the chapter is about these three gaps.
+# bypass the hooks. The next sections are about these three gaps.
 
 # %%
 quiz("01_internals/built")
@@ -1095,11 +1100,10 @@ quiz("01_internals/built")
 # ## BatchNorm and buffers
 #
 # BatchNorm normalizes with the mean and variance of *this rank's* batch, and keeps running averages of both in
-# buffers. Do the ranks drift apart? Below, they train on very different data, on two simulated **nodes**, the machines
-# of a cluster:
+# buffers. Do the ranks drift apart? Below, they train on very different data:
 
 # %%
-# %%ranks 2 --nodes 2 --into run
+# %%ranks 2 --into run
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from rank_spread import spread
@@ -1129,12 +1133,11 @@ assert 0 == apart["running mean, one forward later"] < apart["running mean"]
 # %% [markdown]
 # The parameters agree exactly, because all ranks apply the same mean gradient. Only the running statistics differ,
 # until the next forward overwrites them with rank 0's. So rank 1's data never enter the statistics that rank 0 saves.
-# (The two nodes make no difference: on one node, the numbers are the same.)
 #
 # ### SyncBatchNorm
 #
-# `SyncBatchNorm` computes mean and variance over the batches of *all* ranks. The price is a collective in forward and
-# one in backward, as its source shows:
+# `SyncBatchNorm` computes mean and variance over the batches of *all* ranks. The price, for each such layer, is a
+# collective in forward and one in backward, as its source shows:
 
 # %%
 import re
@@ -1163,8 +1166,8 @@ print(convert_then_move[1], move_then_convert[1], sep="\n")
 DDP(convert(Sequential(Linear(4, 4), BatchNorm1d(4))))  # BUG: it runs on GPUs only
 
 # %% [markdown]
-# Is `SyncBatchNorm` worth two more collectives in each step? That depends on how far the mean of one rank's batch is
-# from the mean of all data:
+# Is `SyncBatchNorm` worth two more collectives for each such layer in each step? That depends on how far the mean of
+# one rank's batch is from the mean of all data:
 
 # %%
 torch.manual_seed(0)
@@ -1300,7 +1303,7 @@ for name, error in run.ranks[0].observations.items():
 #
 # - **26 + 6**: the mean of two means isn't the mean of all samples. Multiply each rank's loss by *ranks × own samples /
 #   all samples*.
-# - **A sum loss**: DDP divides by N, so the gradient is 1/N of what it should be.
+# - **A sum loss**: DDP divides by N, so the gradient is 1/N of the right one. Multiply the loss by N.
 # - **BatchNorm**: a sample's output depends on the whole batch, and each rank sees only its part.
 # - **`ignore_index`**: `cross_entropy` ignores targets of −100, such as padding. Each rank's mean is over its *valid*
 #   targets, 4 or 16. In the weight, count these instead of samples.
@@ -1460,8 +1463,9 @@ quiz("01_internals/bypass")
 # %% [markdown]
 # ## Two ways to use several GPUs
 #
-# Older code often uses `DataParallel`, which runs **one process with a thread for each GPU**. Here are four lines of
-# its forward, and its documentation's advice:
+# Older code often uses `DataParallel`, which runs **one process with a thread for each GPU**. Each forward splits the
+# batch, copies the model to every GPU, computes, and gathers the outputs. Here are these lines, and the advice of its
+# documentation:
 
 # %%
 calls = ("scatter(", "replicate(", "parallel_apply(", "gather(")
@@ -1469,7 +1473,8 @@ for line in inspect.getsource(torch.nn.DataParallel.forward).splitlines():
     if any(call in line for call in calls):
         print(line.strip())
 assert "threading.Thread(" in inspect.getsource(torch.nn.parallel.parallel_apply)
-print(*[line.strip() for line in torch.nn.DataParallel.__doc__.splitlines() if "is recommended" in line])
+advice = " ".join(torch.nn.DataParallel.__doc__.split()).partition(".. warning:: ")[2]
+print(advice.partition(" See:")[0])
 
 # %% [markdown]
 # | property | `DataParallel` | `DistributedDataParallel` |

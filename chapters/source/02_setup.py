@@ -240,7 +240,7 @@ print(f"rank {dist.get_rank()} of {dist.get_world_size()}, sum of the ranks {t}"
 assert t == sum(range(dist.get_world_size()))
 
 # %% [markdown]
-# On a new cluster, run these lines first, under torchrun. (With nccl, put `t` on the GPU.)
+# On a new cluster, run these lines first, under torchrun. (With NCCL, put `t` on the GPU.)
 #
 # ### Without the variables
 #
@@ -330,10 +330,10 @@ for epoch in range(2):
 # |---|---|---|
 # | `gloo` | yes | some collectives, slowly |
 # | `nccl` | no | yes, from GPU to GPU |
-# | `cpu:gloo,cuda:nccl` | yes, by gloo | yes, by nccl |
+# | `cpu:gloo,cuda:nccl` | yes, by gloo | yes, by NCCL |
 #
-# `dist.get_backend()` names a group's backend, and `dist.is_nccl_available()` says whether your PyTorch has nccl. A
-# PyTorch built without GPU support has none:
+# `dist.get_backend()` names a group's backend, and `dist.is_nccl_available()` says whether your PyTorch has NCCL. A
+# PyTorch built without GPU support doesn't have it:
 
 # %% ignored_because="the message depends on whether this torch was built with CUDA" tags=["nbval-ignore-output"]
 # %%ranks 1 --expect raised --quiet
@@ -342,16 +342,16 @@ import torch.distributed as dist
 dist.init_process_group("nccl")
 
 # %% [markdown]
-# nccl refuses two ranks of one group on the same GPU. So `device.py` chooses nccl only if this node has a GPU for each
-# of its ranks:
+# NCCL refuses two ranks of one group on the same GPU. So `device.py` chooses `nccl` only if this node has a GPU for
+# each of its ranks:
 
 # %%
 print(Path("device.py").read_text())
 
 # %% [markdown]
 # If a node has fewer GPUs than ranks, `local_device` uses the CPU, so that the course runs on a laptop. (It warns only
-# if there is at least one GPU.) On a cluster, raise an error instead: a node with one broken GPU would choose gloo, and
-# the other nodes nccl.
+# if there is at least one GPU.) On a cluster, raise an error instead: a node with one broken GPU would choose gloo,
+# and the other nodes NCCL.
 #
 # Call `local_device` on your machine as it is, and then as if each of two nodes had two GPUs:
 
@@ -376,10 +376,11 @@ print("with two GPUs per node:", *local_device())
 # Three rules for GPUs:
 #
 # - **`set_device` first, then `init_process_group`.** Before `set_device`, a plain `"cuda"` means GPU 0, on every
-#   rank. The reverse order often works, because nccl connects only at the first collective, but don't rely on that.
-# - **Tell the group its device**: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))`. Then
-#   nccl connects in this call and waits for all ranks; otherwise you notice a missing rank only at the first
-#   collective. Calls without a tensor, such as `barrier`, use this device too. You need `set_device` as well.
+#   rank. The reverse order often works, because NCCL connects only at the first collective, but don't rely on that.
+# - **Tell the group its device**: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))`. Then NCCL
+#   connects in this call and waits for all ranks; otherwise you notice a missing rank only at the first collective.
+#   Calls without a tensor, such as `barrier`, use this device too. You still need `set_device`, because `device_id`
+#   doesn't change what a plain `"cuda"` means.
 # - **Move inputs and targets too**, as `train_epoch` does.
 
 # %%
@@ -391,8 +392,8 @@ quiz("02_setup/device_of")
 # *Medium, 15 minutes.* Open [exercises/setup_ddp.py](../exercises/setup_ddp.py).
 #
 # You write two functions that the next exercises use. `setup_ddp` chooses device and backend and joins the group. If
-# `LOCAL_WORLD_SIZE` isn't set, assume that all ranks run on this node. If there are fewer GPUs than ranks, `device.py`
-# falls back to the CPU; your function lets ranks share GPUs.
+# neither `LOCAL_RANK` nor `LOCAL_WORLD_SIZE` is set, assume that all ranks run on this node. If there are fewer GPUs
+# than ranks, `device.py` uses the CPU; your function uses gloo and lets the ranks share GPUs.
 #
 # `cleanup_ddp` leaves the group with `dist.destroy_process_group()`, which raises an error if there is no group. Ask
 # `dist.is_initialized()` first.
@@ -429,7 +430,7 @@ def together(dealt):
 deal(10, 4, shuffle=False)
 
 # %% [markdown]
-# Rank r gets the samples r, r + 4 and r + 8. All ranks must take the same number of steps, but 4 doesn't divide 10. So
+# Rank r gets the samples r, r + 4 and so on. All ranks must take the same number of steps, but 4 doesn't divide 10. So
 # the sampler **pads**: samples 0 and 1 are dealt twice. `drop_last=True` leaves samples out instead:
 #
 # ![Ten samples dealt to four ranks in rounds: padded, samples 0 and 1 come twice; with drop_last, 8 and 9 are left out](pictures/deal.svg)
@@ -441,8 +442,9 @@ print("drop_last: ", deal(10, 4, shuffle=False, drop_last=True))
 print("3 samples: ", deal(3, 4, shuffle=False), deal(3, 4, shuffle=False, drop_last=True))
 
 # %% [markdown]
-# With 3 samples for 4 ranks, `drop_last=True` leaves every rank without samples. With 1000 samples for 4 ranks, none is
-# repeated or left out. But the *loader* has a `drop_last` too, which discards a rank's last batch if it is short:
+# With 3 samples for 4 ranks, `drop_last=True` leaves every rank without samples. With 1000 samples for 4 ranks, no
+# sample is repeated or left out. But the *loader* has a `drop_last` too, which discards a rank's last batch if it is
+# short:
 
 # %%
 from torch.utils.data import DataLoader
@@ -501,8 +503,8 @@ for name in ("without", "with set_epoch"):
 
 # %% [markdown]
 # The losses agree to two decimals, so they don't reveal a missing `set_epoch`. But without `set_epoch`, every epoch
-# repeats the same batches; in one process, `shuffle=True` made new batches in every epoch. To catch the mistake, print
-# each epoch's first indices.
+# repeats the same batches, and you lose the benefit of shuffling. (In one process, `shuffle=True` makes new batches in
+# every epoch.) To catch the mistake, print each epoch's first indices.
 
 # %%
 quiz("02_setup/set_epoch")
@@ -594,7 +596,8 @@ for epoch in range(2):
     print(f"epoch {epoch}: loss {total / count:.3f} over {count:.0f} samples, {len(loader)} steps")
 
 # %% [markdown]
-# Each rank takes 12 steps per epoch instead of 47, so the loss falls more slowly. There are still four models.
+# Each rank takes 12 steps per epoch instead of 47, so the loss falls more slowly. The ranks still train four separate
+# models.
 #
 # ## Wrapping
 #
@@ -645,7 +648,8 @@ DDP(model)
 print({name: parameter.item() for name, parameter in sorted(model.named_parameters())})
 
 # %% [markdown]
-# On rank 1 the two weights are swapped, and DDP raised no error.
+# On rank 1 the two weights are swapped, without an error. Register parameters in a fixed order, never in that of a
+# set.
 
 # %%
 quiz("02_setup/when_synchronized")
@@ -715,7 +719,7 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 1), device_ids=[0])  # BUG: the model is on the CPU
 
 # %% [markdown]
-# Older programs also pass `output_device`, which DDP's forward no longer reads:
+# Older programs also pass `output_device`, which DDP's forward ignores:
 
 # %%
 import inspect
@@ -724,7 +728,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 methods = DDP.forward, DDP._pre_forward, DDP._post_forward, DDP._run_ddp_forward
 source = "".join(inspect.getsource(method) for method in methods)
 for name in ("device_ids", "output_device"):
-    print(f"{name} is used by a forward {source.count(name)} times")
+    print(f"{name}: {source.count(name)} mentions in the code of DDP's forward")
 
 # %% [markdown]
 # ### Seeds
@@ -768,7 +772,7 @@ torch.manual_seed(0)  # the same model on all ranks
 train_epoch(model, DataLoader(train, 32), torch.optim.SGD(model.parameters(), 0.2))
 x, y = test.tensors
 parts = y.argsort(stable=True).tensor_split([10, 20, 30])  # 10, 10, 10 and 267 samples
-mine = parts[dist.get_rank()]  # rank 0: the smallest digits
+mine = parts[dist.get_rank()]  # sorted by class: rank 0 has only zeros
 losses = cross_entropy(model(x[mine]), y[mine], reduction="none").detach()
 print(f"mine {losses.mean():.2f} over {len(losses):3}", end="   ")
 sums = torch.tensor([losses.sum(), len(losses), losses.mean()])
@@ -799,9 +803,9 @@ dist.all_reduce(counts)
 print(f"{len(test)} samples; counted by range: {counts[0]}, by sampler: {counts[1]}")
 
 # %% [markdown]
-# If the model has buffers, a forward through the DDP wrapper may be a collective (chapter 1), so evaluate its
-# `.module`. Then the ranks may have different numbers of samples, because their only collective is the all-reduce at
-# the end.
+# If the model has buffers, the DDP wrapper's forward may broadcast them (chapter 1). So evaluate the wrapper's
+# `.module`: then ranks with different numbers of batches don't hang, because their only collective is the all-reduce
+# at the end.
 #
 # ### Every rank calls, rank 0 prints
 #
@@ -835,8 +839,8 @@ dist.all_reduce(gradient)
 print("gradient", gradient.item())
 
 # %% [markdown]
-# 101 is a loss plus a gradient: gloo pairs calls by their order, and both tensors have the same size. Rank 0 then
-# hangs in its next all-reduce.
+# 101 is a loss plus a gradient: gloo pairs calls by their order, and both tensors have the same size. Rank 0's next
+# all-reduce has no partner: it hangs, or fails when rank 1 ends.
 
 # %%
 quiz("02_setup/rank0_loss")
@@ -900,7 +904,7 @@ def train(device, rank, size, epochs=4):
 
 def main():
     device, backend = local_device()
-    dist.init_process_group(backend)
+    dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
     train(device, dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()
 
@@ -929,7 +933,7 @@ model, weights = net(), torch.load("digits.pt")
 print(*weights)  # the names
 model.load_state_dict(weights)
 x, y = load()[1].tensors
-print(f"right on {(model(x).argmax(1) == y).float().mean():.0%} of {len(y)} digits it has not seen")
+print(f"correct on {(model(x).argmax(1) == y).float().mean():.0%} of the {len(y)} test digits")
 
 # %% [markdown]
 # ### Ports and threads
@@ -956,7 +960,7 @@ print("OMP_NUM_THREADS:", alone, "for one process,", shared, "for two")
 # | what fails | what to do |
 # |---|---|
 # | a **program** under a launcher | nothing: the exception ends its process, and the launcher ends the other ranks |
-# | a **function** in a notebook or a test | leave the group in a `finally`; otherwise the next call finds the old group |
+# | a **function** whose caller continues, in a notebook or a test | leave the group in a `finally`; otherwise the next call finds the old group |
 #
 # First the program:
 
@@ -977,7 +981,7 @@ for line in job.stderr.splitlines():
 # %% [markdown]
 # torchrun names the rank that failed first, and ends rank 0 with SIGTERM (−15). In such a program, don't call
 # `destroy_process_group` in a `finally`: with NCCL, this call can wait for GPU work that needs the other ranks, and
-# you see the traceback only after this wait. In a function, use `finally`:
+# you see the traceback only after this wait. If the caller continues, use `finally`:
 
 # %%
 # %%ranks 2
@@ -1033,8 +1037,8 @@ quiz("02_setup/exit_status")
 #
 # *Medium, 25 minutes.* Open [exercises/train_ddp.py](../exercises/train_ddp.py).
 #
-# Write everything from "Sharding" to "Cleanup" in one function, for any model and any data. On GPUs,
-# `torch.cuda.current_device()` returns the device that `setup_ddp` selected.
+# Write everything from "Sharding" to "Cleanup" in one function, for any model and any data. Use `lr` as it is given,
+# without scaling it. On GPUs, `torch.cuda.current_device()` returns the device that `setup_ddp` selected.
 
 # %%
 contract("train_ddp")
@@ -1099,7 +1103,7 @@ for line in job.stderr.splitlines():
         print(line.strip())
 
 # %% [markdown]
-# A function that you define in a notebook is in no file, so `mp.spawn` can't run it.
+# `mp.spawn` can't run a function that you define in a notebook, because no file contains it.
 #
 # **The system picks a free port.** With a fixed port, a second job on the same machine can't start:
 
@@ -1218,7 +1222,7 @@ print(*sorted("".join(said).splitlines()), sep="\n")
 
 # %% [markdown]
 # If you need the node's number, for example to name a log, read `GROUP_RANK`. Don't divide `RANK` by the number of
-# GPUs: if some GPUs have no rank, that gives the wrong node:
+# GPUs. If some GPUs have no rank, the result is wrong:
 
 # %%
 # %%ranks 4 --nodes 2
@@ -1234,8 +1238,8 @@ quiz("02_setup/node_rank")
 # %% [markdown]
 # ### When nodes can't reach each other
 #
-# Every node must reach `MASTER_ADDR:MASTER_PORT`, so `localhost` doesn't work. While the job starts, call `reach` on
-# each node:
+# Every node must reach `MASTER_ADDR:MASTER_PORT`, so `localhost` doesn't work. While the job starts, call
+# `reach(MASTER_ADDR, MASTER_PORT)` on each node:
 
 # %%
 def reach(host, port):

@@ -76,7 +76,7 @@ main()
 import contextlib, io, os
 from lockstep.commands.project import run_script as run_command
 
-os.environ["COLUMNS"] = "76"  # what is printed fits into a cell
+os.environ["COLUMNS"] = "76"  # so that the output fits into a cell
 
 def lockstep_run(*arguments):
     """Print what `./lockstep run arguments ...` says."""
@@ -127,8 +127,8 @@ lockstep_run("-n", "3", "suspect.py")
 #
 # ### 4. Fix the cause
 #
-# DDP has a context manager for uneven data, `model.join()`. Inside it, a rank that has run out of batches keeps
-# calling DDP's collectives until every rank has finished:
+# DDP has a context manager for uneven data, `model.join()`. Inside it, a rank without batches keeps calling DDP's
+# collectives until every rank has finished; then all ranks receive the model of one that finished last:
 
 # %%
 # %%writefile fixed.py
@@ -157,8 +157,8 @@ main()
 # ### 5. Keep a test that fails without the fix
 #
 # `lockstep run` returns 0 only if every rank succeeds, so the test reads its exit status. It must fail on `suspect.py`
-# and pass on `fixed.py`. Are two ranks enough? Two ranks don't show the bug in the next job, because a rank's left and
-# right neighbor are then the same rank:
+# and pass on `fixed.py`. Are two ranks enough? Not for the next job: with two ranks, a rank's left and right neighbor
+# are the same rank:
 
 # %%
 # %%writefile ring.py
@@ -185,8 +185,8 @@ print("fixed.py:  ", statuses("fixed.py"))
 print("ring.py:   ", statuses("ring.py"))
 
 # %% [markdown]
-# Three ranks don't show the bug in `suspect.py`, so test on two *and* three. In your own project, write a pytest test
-# with a deadline:
+# Three ranks don't show the bug in `suspect.py`, and two don't show the bug in `ring.py`: test on two *and* three. In
+# your own project, write a pytest test with a deadline:
 #
 # ```
 # @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -227,9 +227,9 @@ t = torch.tensor(record)
 dist.all_reduce(t)
 
 # %% [markdown]
-# Lockstep prints the **root cause** and says where the other ranks waited. It leaves out **echoes**, the errors that
-# follow from the root cause on other ranks. torchrun prints both, and may mistake an echo for the cause. In the next
-# job, rank 1 has a bad record:
+# Lockstep prints the **root cause** and says where the other ranks waited. Errors that follow from the root cause on
+# other ranks are **echoes**. torchrun prints both, and may mistake an echo for the cause. In the next job, rank 1 has
+# a bad record:
 
 # %%
 # %%writefile bad_record.py
@@ -336,8 +336,8 @@ quiz("03_debugging/echo")
 # ## Hangs
 #
 # A waiting rank prints nothing and raises nothing until the timeout, by default 30 minutes with gloo and 10 with NCCL
-# (chapter 2). `nvidia-smi` doesn't show the hang: a GPU that waits in NCCL counts as 100 % utilized, although it draws
-# little power. Most hangs have the same cause: **some ranks wait for a call that another rank never makes.**
+# (chapter 2). In `nvidia-smi`, a GPU that waits in NCCL shows 100 % utilization; only its low power draw gives it
+# away. Most hangs have the same cause: **some ranks wait for a call that another rank never makes.**
 
 # %%
 # %%ranks 3 --expect hang
@@ -365,9 +365,9 @@ else:
 #
 # ### A stack of every rank
 #
-# Python's `faulthandler` can write the stack to a file after a number of seconds, while the process continues. Call it
-# in every step: each call restarts its clock, so a stack is written only if a step takes too long. Give each rank its
-# own file:
+# Python's `faulthandler` can write the stack to a file after a number of seconds, while the process continues. Call
+# `dump_traceback_later` in every step: each call restarts the clock, so only a slow step writes a stack. After the
+# loop, call `cancel_dump_traceback_later`. Give each rank its own file:
 
 # %%
 # %%writefile stacks.py
@@ -524,7 +524,7 @@ print("all skip this batch" if bad else "all train on it")
 #
 # For cause 1, there are three fixes: pad, drop or join. Here rank 0 has five batches and rank 1 has three:
 #
-# ![As it is, rank 0 hangs in step 4; with padding or join both ranks take 5 steps, with dropping 3](pictures/uneven.svg)
+# ![As it is, rank 0 hangs in step 4. Padding: both ranks take 5 steps. Dropping: 3. Join: rank 0 takes 5, and rank 1 sends zeros in the last 2](pictures/uneven.svg)
 #
 # `DistributedSampler` pads the shards (chapter 2). To drop batches, the ranks agree on the smallest number:
 
@@ -542,7 +542,7 @@ for _ in range(steps):
 print("took", steps.item(), "steps")
 
 # %% [markdown]
-# `join()` trains on every sample. Below, every gradient is 4, and in steps 4 and 5 only rank 0 has one. Does DDP
+# `join()` trains on every sample. Below, every gradient is 4, and in steps 4 and 5 only rank 0 has a batch. Does DDP
 # still divide by 2? `divide_by_initial_world_size` decides. **Predict** rank 0's five averages for both values:
 
 # %%
@@ -581,11 +581,12 @@ with ddp.join():
         dist.all_reduce(loss.detach())  # BUG: a rank without batches doesn't call it
 
 # %% [markdown]
-# In each step, rank 0 calls four all-reduces: two that `join` adds to DDP's forward, one for the gradients, and the
-# loop's own. In step 4, rank 1 skips the loop's all-reduce (#16), so from then on its calls are one ahead. At #18 the
-# sizes differ: rank 0 passes the one element of DDP's forward, and rank 1 passes two gradients.
+# In each step, rank 0 calls four all-reduces: two that `join` adds, one for the gradients, and the loop's own. In step
+# 4, rank 1 skips the loop's all-reduce (#16), so each of its later calls comes one number early. At #18 the sizes
+# differ: rank 0 calls `join`'s second all-reduce (one element), rank 1 the one for the two gradients.
 #
-# In such a loop, use `throw_on_early_termination=True`. When one rank runs out of batches, all ranks raise an error:
+# In such a loop, use `throw_on_early_termination=True`. When one rank runs out of batches, all ranks raise an error,
+# and the remaining batches are dropped:
 
 # %%
 # %%ranks 2
@@ -647,9 +648,9 @@ quiz("03_debugging/never_joined")
 # %% [markdown]
 # ## Mismatches
 #
-# A hang at least shows that something is wrong. A **mismatch** may not: all ranks call a collective, but their
-# tensors don't belong together. What happens depends on the sizes. gloo sends a tensor in pieces. If a piece is
-# larger than the receiver expects, gloo ends the process with exit code −6, without a Python error:
+# A hang at least shows that something is wrong. A **mismatch** may not: all ranks call a collective, but with tensors
+# of different sizes, types or meanings. What happens depends on the sizes. gloo sends a tensor in pieces. If a piece
+# is larger than the receiver expects, gloo ends the process with exit code −6, without a Python error:
 
 # %%
 # %%ranks 2 --expect mismatch --quiet
@@ -690,9 +691,9 @@ print(f"a = {a:.0f} (should be 2), b = {b:.0f} (should be 20)")
 assert (a, b) == (11, 11)
 
 # %% [markdown]
-# If you loop over a **set of strings**, the ranks can get different orders, because each Python process orders the set
-# differently. The ranks below share one order, since Lockstep forks them from one process, and the sums are right.
-# Under `torchrun`, the two sums would be mixed up:
+# If you loop over a **set of strings**, the ranks can get different orders, because each Python process can order the
+# set differently. The ranks below share one order, since Lockstep forks them from one process, and the sums are right.
+# Under `torchrun`, the orders can differ, and then the two sums are mixed up:
 
 # %%
 # %%ranks 2
@@ -746,9 +747,9 @@ quiz("03_debugging/swapped")
 # DDP's constructor makes the **replicas**, the ranks' copies of the model, equal. After that, DDP averages gradients,
 # and never compares the parameters.
 #
-# On processors of the same kind, replicas that start equal and take equal steps stay equal, *bit for bit*. So if a
-# single bit differs, the ranks did not take the same step. In this picture, rank 1's learning rate doubles after step
-# 4, while rank 0's learning rate doesn't change:
+# On processors of the same kind, replicas that start equal and get equal updates stay equal, *bit for bit*. So if a
+# single bit differs, the updates differed. In this picture, rank 1's learning rate doubles after step 4, while rank
+# 0's learning rate doesn't change:
 #
 # ![The weight is equal on both ranks until step 4; then rank 1's falls faster than rank 0's](pictures/drift.svg)
 
@@ -809,6 +810,8 @@ for number in range(2):
 print("all-reduces:", [call.kind for call in cast.collectives[0]].count("all_reduce"))
 
 # %% [markdown]
+# None: DDP averages nothing.
+#
 # **The wrapper is bypassed.** `spread` is the largest difference between the ranks (chapter 1):
 
 # %%
@@ -928,10 +931,10 @@ contract("find_divergence")
 #
 # ## Devices
 #
-# So far, the ranks disagreed with each other. Tensors can also disagree within one rank: with several devices, a
-# tensor easily ends up on the wrong one. torch's error doesn't name that tensor: at best it names an argument of
-# torch's own function, such as `mat1`. Below, the device `meta`, whose tensors have no values, stands in for a GPU.
-# Which of the three calls fail?
+# So far, the ranks disagreed with each other. But one rank can also fail alone: with several devices, a tensor easily
+# ends up on the wrong one. torch's error doesn't name that tensor: at best it names an argument of torch's own
+# function, such as `mat1`. Below, the device `meta`, whose tensors have no values, stands in for a GPU. Which of the
+# three calls fail?
 
 # %%
 from torch import nn
@@ -951,7 +954,7 @@ attempt("weighted loss, not moved", weighted, logits, target)
 
 # %% [markdown]
 # Two fail. Move the target, and any loss that holds a tensor, such as class weights, to the device of the logits. A
-# plain loss holds none, so it works unmoved.
+# plain loss holds none, so you needn't move it.
 #
 # `.to(device)` moves the parameters and registered buffers of a module and its children. A tensor in a plain attribute
 # or a list stays where it is:
@@ -1049,8 +1052,8 @@ if os.environ["RANK"] == "1":
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# **The launchers meet, the ranks don't.** The `c10d` rendezvous uses two stores. The launchers meet at the first, here
-# at port 29500. The ranks meet at the second, whose port the system chooses.
+# **The launchers connect, but the ranks don't.** The `c10d` rendezvous uses two stores. The launchers connect to the
+# first, here on port 29500. The ranks connect to the second, on a port that the system chooses.
 #
 # Below, `cluster.Nodes` starts two nodes on this machine. A firewall on `node0` lets only port 29500 through:
 
@@ -1141,9 +1144,9 @@ quiz("03_debugging/open_port")
 #
 # ### Read this log
 #
-# Four ranks train with DDP. The log is a shortened example in the wording of torch's `ProcessGroupNCCL.cpp`. Ranks 2
-# and 3 print the same as rank 0. The log calls a collective "work" and the process group `PG`; `SeqNum` is its
-# number, and `NumelIn` counts its elements.
+# Four ranks train with DDP. The log is shortened and made up; its wording is that of torch's `ProcessGroupNCCL.cpp`.
+# Ranks 2 and 3 print the same as rank 0. In the log, a collective is "work", `SeqNum` its number and `NumelIn` its
+# number of elements; `PG` is the process group.
 #
 # ```
 # [rank0]: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE,
@@ -1253,7 +1256,7 @@ explained = explain.main([Path("trace_0"), Path("trace_1"), Path("trace_2")], as
 # | `NCCL_DEBUG_FILE=nccl.%h.%p.log` | writes one log for each host (`%h`) and process (`%p`). There is no code for the rank: with `nccl_rank_%r.log`, the file `nccl_rank_0.log` never exists |
 # | `NCCL_SOCKET_IFNAME=eth` | uses only interfaces whose names start with `eth`. `NCCL_SOCKET_IFNAME==eth0`, with two equals signs, means exactly `eth0`. The value `^docker` excludes the interfaces whose names start with `docker` |
 # | `NCCL_IB_DISABLE=1` | switches off InfiniBand and RoCE (a fast kind of Ethernet); NCCL then uses the slower sockets. The default is 0, so setting 0 changes nothing |
-# | `NCCL_P2P_DISABLE=1` | allows no direct traffic between GPUs. This is slow; use it only to test whether that traffic is at fault |
+# | `NCCL_P2P_DISABLE=1` | disables direct traffic between GPUs. This is slow; use it only to test whether direct traffic is at fault |
 # | `NCCL_TIMEOUT` | **does not exist**. The timeout is an argument of `init_process_group` |
 #
 # In NCCL's log, `Bootstrap: Using …` names the interface over which the ranks found each other, and `NET/IB`
@@ -1266,9 +1269,9 @@ quiz("03_debugging/watchdog_log")
 # %% [markdown]
 # ## Preflight
 #
-# Your job waits hours for its nodes. Then it hangs before the first step, because a variable is wrong on one node. A
-# **preflight** finds such mistakes before training starts: it checks the environment, joins the other ranks with a
-# short timeout, lets `monitored_barrier` name missing ranks, and runs a collective whose result is known.
+# Your job waits hours for its nodes. Then it hangs before the first step, because an environment variable is wrong on
+# one node. A **preflight** finds such mistakes before training starts: it checks the environment, joins the other
+# ranks with a short timeout, lets `monitored_barrier` name missing ranks, and runs a collective whose result is known.
 
 # %%
 quiz("03_debugging/preflight")
@@ -1340,7 +1343,7 @@ for number in range(4):
     compute.append(time.perf_counter() - began)
     total.append(time.perf_counter() - began)
 print(f"communication: {1 - sum(compute) / sum(total):.0%} of the step")
-assert min(total) > 0.05  # in truth every step waits for the hook
+assert min(total) > 0.05  # in fact, every step waits for the hook
 
 # %% [markdown]
 # It says 0 %. The communication happens inside `backward`, so `compute` and `total` both contain it. Instead, compare
@@ -1426,8 +1429,9 @@ for name, run in (("without", plain), ("with", flagged)):
 
 # %% [markdown]
 # The flag adds one all-reduce to every backward, with **4 bytes for each parameter tensor** (32 here). In this
-# all-reduce, the ranks agree on which parameters were used. How long it takes depends on the model and the network. If
-# every parameter was used, torch itself warns (`--quiet` hides that here).
+# all-reduce, the ranks agree on which parameters were used. DDP also searches the autograd graph in every forward.
+# What both cost depends on the model and the network. If every parameter was used, torch warns that you don't need the
+# flag (`--quiet` hides the warning here).
 #
 # The flag also hides mistakes: without it, a layer that is never used raises an error. So set the flag only if
 # different steps use different layers. The flag works even if each rank uses a different layer:
@@ -1516,7 +1520,7 @@ for name, case in cases.items():
 # %%
 os.environ["CLINIC_TICKET"] = "1"
 lockstep_run("-n", "3", "../exercises/clinic/short_shard.py")
-del os.environ["CLINIC_TICKET"]  # from here on, yours again
+del os.environ["CLINIC_TICKET"]  # back to your own ticket
 
 # %% [markdown]
 # The cause is `uneven-data`, and the rank is 0. A fix that stops every rank at the shortest shard fails the check,

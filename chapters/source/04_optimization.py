@@ -182,7 +182,8 @@ table.add("DDP's defaults", run)
 
 # %% [markdown]
 # Each rank sends 3.5 MB of gradients in two all-reduces. The column "exposed" shows how much longer they make the
-# step; in the bar, blue is the step under `no_sync()`, and green is the time that communication adds.
+# step: more than half of it. The bar is the time per token: blue is computing (the step under `no_sync()`), green is
+# what communication adds.
 
 # %%
 quiz("04_optimization/one_step")
@@ -227,8 +228,8 @@ timeline(defaults, step="fastest") if defaults else None
 
 # %% [markdown]
 # The first bucket, about 1 MiB, is launched during backward, so some or all of its all-reduce is hidden. The second
-# holds all other gradients. It is launched after the last gradient, so its all-reduce is fully exposed: backward has
-# nothing left to compute and waits for it (hatched).
+# holds all other gradients. It is launched when the last gradient is ready, so its all-reduce is fully exposed:
+# backward only waits for it (hatched).
 #
 # The picture, like the table, shows the fastest of eight steps. This step is slower than the one in the table, because
 # Lockstep records each mark and each collective.
@@ -291,16 +292,16 @@ print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 # measures only the queuing. Either wait for the GPU before you read the clock, or let the GPU record the times:
 #
 # ```
-# torch.cuda.synchronize()                  # before both readings of time.perf_counter()
+# torch.cuda.synchronize()                  # either: call it before each time.perf_counter()
 #
-# before = torch.cuda.Event(enable_timing=True)
+# before = torch.cuda.Event(enable_timing=True)  # or: let the GPU record
 # after = torch.cuda.Event(enable_timing=True)
 # before.record(); step(); after.record()   # the CPU doesn't wait
 # after.synchronize()
 # milliseconds = before.elapsed_time(after)
 # ```
 #
-# A queue of kernels is a **stream**. NCCL has its own, so its collectives overlap with backward.
+# A queue of kernels is a **stream**. NCCL uses a separate stream, so its collectives can overlap with backward.
 #
 # ### Skip the first steps
 #
@@ -356,8 +357,8 @@ print(f"a convolution, per image:  {operations(torch.nn.Conv2d(64, 64, 3, paddin
 # weight at every position of the image, here 56 × 56. So 6 holds only if each token uses each weight once, as
 # in a transformer. For any other network, count the operations like this.
 #
-# Links differ by a factor of thousands. These bytes per second, in one direction, come from data sheets; real links are
-# slower:
+# Links differ by a factor of thousands. The next cell takes bytes per second, in one direction, from data sheets; real
+# links are slower:
 
 # %%
 links = {"NVLink, H100": 450e9, "PCIe 5, 16 lanes": 64e9, "InfiniBand, 400 Gbit/s": 50e9,
@@ -414,8 +415,9 @@ for count in (8, 32, 128):
     print(f"{count:4} ranks{compute * 1e3:21.0f} ms{send * 1e3:9.0f} ms {send / compute:6.2f}")
 
 # %% [markdown]
-# The last column is sending divided by computing. Only backward, which is two thirds of the computing, can hide
-# sending. Below a ratio of 0.67, it can hide nearly all sending. Above 0.67, you have to send less, or less often.
+# The columns are computing, sending, and sending divided by computing. Only backward, two thirds of the computing, can
+# hide sending. Below a ratio of 0.67, it can hide nearly all of it. Above 0.67, some stays exposed: send less, or less
+# often.
 #
 # - **Tokens per rank decide the ratio.** A smaller model shrinks both times equally.
 # - **With a fixed global batch, more ranks raise the ratio.** With 128 ranks, each rank sends about as many bytes as
@@ -439,8 +441,7 @@ picture if table.rows else None
 
 # %% [markdown]
 # The step takes longer than sending alone, but less than computing and sending together, because overlap hides part of
-# the sending. If no other program slows your machine down, sending takes longer than backward (two thirds of the
-# measured computing), so overlap alone can't hide all of it.
+# the sending. Sending takes longer than backward (two thirds of the computing), so overlap can't hide all of it.
 
 # %%
 quiz("04_optimization/roofline")
@@ -486,7 +487,7 @@ table.add("buckets of 0.5 MiB", run)
 # %% [markdown]
 # With the defaults, one bucket of two is launched during backward; with buckets of 0.5 MiB, all but the last are. But
 # backward fills the buckets faster than the link can send them: gloo sends two at a time, and the others queue (the
-# thin lines). As a result, much of the sending stays exposed.
+# thin lines). So most of the sending stays exposed.
 #
 # Each bucket also costs latency, so smaller isn't always better.
 #
@@ -626,8 +627,8 @@ for epoch in range(2):
             optimizer.zero_grad()
 
 # %% [markdown]
-# The first step of epoch 1 adds up six micro-batches, and the last two of the final epoch are lost. An extra step for
-# these two is worse. Their gradients were never averaged, so the replicas diverge:
+# The first step of epoch 1 adds up six micro-batches (1.5), and the last two of the final epoch are lost. An extra
+# step for these two is worse. Their gradients were never averaged, so the replicas diverge:
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -744,6 +745,8 @@ assert sent[0].nbytes == 4 * (64 * 64 + 64)
 # | smallest positive number | 6e-8 | 9e-41 |
 # | needs a loss scaler | yes | no |
 # | fast on | NVIDIA GPUs since 2017 (Volta) | NVIDIA GPUs since 2020 (Ampere), recent CPUs |
+#
+# Measure the GPT's step under autocast:
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -766,8 +769,8 @@ table.add("0.5 MiB, autocast", run)
 # The step needs less memory. Whether it computes faster depends on the CPU: some multiply bfloat16 fast, others
 # slowly. So the next changes compute in float32 again.
 #
-# *GPU.* **Tensor cores**, a GPU's units for matrix products, multiply 16-bit matrices many times faster than its other
-# units multiply float32.
+# *GPU.* **Tensor cores** are a GPU's units for matrix products. In 16 bits, they are many times faster than the other
+# units in float32.
 #
 # ### Scaling and clipping
 #
@@ -828,7 +831,7 @@ print("weight moved by", model.module.weight.item() - before, "  scale now", sca
 assert scaler.get_scale() == 512
 
 # %% [markdown]
-# Ranks diverge if their gradients were never averaged:
+# If the gradients are never averaged, each rank decides alone:
 
 # %%
 # %%ranks 2
@@ -847,15 +850,16 @@ scaler.update()
 print("scale now", scaler.get_scale())
 
 # %% [markdown]
-# Only rank 1 lowered its scale, so only rank 1 skipped the step. From now on the ranks' weights differ.
+# Only rank 1 skipped the step and lowered its scale. From now on the ranks' weights differ.
 #
 # ### Other ways to compute less
 #
 # - *GPU.* **TF32** rounds the inputs of float32 matrix products to 11 significant bits, so that tensor cores can
 #   compute them: `torch.set_float32_matmul_precision("high")`.
 # - **`torch.compile`** fuses several operations into one kernel ("Compiling", in the appendix).
-# - **A fused optimizer** updates all parameters in one kernel: `AdamW(..., fused=True)`. It works on CPUs, too. Our GPT
-#   has 52 parameter tensors. Without `fused`, a CPU updates them one after the other, with about ten operations each:
+# - **A fused optimizer** updates all parameters in a few kernels: `AdamW(..., fused=True)`. It works on CPUs, too. Our
+#   GPT has 52 parameter tensors. Without `fused`, a CPU updates them one after the other, with about ten operations
+#   each:
 
 # %%
 from step_table import count_operations
@@ -885,14 +889,15 @@ for step in range(3):
     scaler.update()
     print("gradient", weight.grad.item(), end="   ")
 
-# %%
-quiz("04_optimization/amp_bytes")
-
 # %% [markdown]
 # <details><summary>The bug</summary>
 # <code>optimizer.zero_grad()</code>. From the second step on, scaled gradients are added to earlier, unscaled ones.
 # </details>
-#
+
+# %%
+quiz("04_optimization/amp_bytes")
+
+# %% [markdown]
 # ## Exercise: implement mixed_precision
 #
 # *Medium, 15 minutes.* Open [exercises/mixed_precision.py](../exercises/mixed_precision.py).
@@ -970,7 +975,7 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, hook)
 
 # %% [markdown]
-# In the exercise you write a bfloat16 hook, because PyTorch's own bfloat16 hook doesn't work with gloo:
+# In the exercise you write a hook for both 16-bit types. PyTorch's own bfloat16 hook doesn't work with gloo:
 
 # %%
 # %%ranks 1 --expect raised
@@ -1048,9 +1053,9 @@ print(f"autocast to bfloat16                {training(16, half=True):6.1f} MB")
 print(f"layers recomputed in backward       {training(16, recompute=True):6.1f} MB")
 
 # %% [markdown]
-# The last line is **activation checkpointing**: forward keeps only each layer's input, and backward computes the layer
-# again. This second forward adds a third to the operations. In small steps like ours, it adds even more than a third to
-# the time. Always pass `use_reentrant=False`; the appendix shows why.
+# Micro-batches save the most. If even one is too large, use **activation checkpointing** (the last line): forward
+# keeps only each layer's input, and backward computes the layer again. This second forward adds a third to the
+# operations. Always pass `use_reentrant=False`; the appendix shows why. How much time does it add to our step?
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -1066,8 +1071,9 @@ measure(accumulated_step, model, optimizer, batch, tokens=4 * 2 * 128)
 table.add("the same, recomputed layers", run)
 
 # %% [markdown]
-# The step needs less memory but computes more. Recomputing pays off if you use the freed memory for a larger batch.
-# Another saving costs no time: with `gradient_as_bucket_view=True`, the gradients exist only once, in DDP's buckets.
+# The step needs less memory, but computing takes about half as long again. Recomputing pays off if you use the freed
+# memory for a larger batch. Another saving costs no time: with `gradient_as_bucket_view=True`, the gradients exist
+# only once, in DDP's buckets.
 #
 # *GPU.* `torch.cuda.memory._record_memory_history()` and `_dump_snapshot("memory.pickle")` record every allocation;
 # `pytorch.org/memory_viz` draws them.
@@ -1108,8 +1114,8 @@ if table.rows:
 picture if table.rows else None
 
 # %% [markdown]
-# A step should take at least the predicted time, give or take a few per cent: the prediction leaves out latency,
-# casting, and the processor's own work for sending.
+# Steps usually take a few per cent longer than predicted: the prediction leaves out latency, casting, and the
+# processor's own work for sending.
 #
 # Accumulation and float16 send fewer bytes per token. Smaller buckets only start sending sooner: the link still needs
 # 56 ms.
@@ -1141,8 +1147,8 @@ print(f"samples per second per rank: {rate[4] / 4 / rate[1]:.0%}")
 # %% [markdown]
 # It leaves out the samples: four ranks trained on four times as many samples as one.
 #
-# Distrust figures such as "7.5 times faster on 8 GPUs" or "99 % of bad scaling is configuration": they name no model,
-# batch or network.
+# Distrust figures such as "7.5 times faster on 8 GPUs" or "99 % of bad scaling is configuration" if they name no
+# model, batch or network.
 #
 # ### Unequal machines
 #
@@ -1209,10 +1215,10 @@ contract("measure_step", "exposed_communication", "scaling_efficiency", "predict
 # %% [markdown]
 # ## Data loading
 #
-# Replace the model with one that returns zeros. If the step isn't faster, the loader limits you. Then check these
-# points:
+# Loop over the loader without training. If that takes about as long as an epoch, the loader limits you. Then check
+# these points:
 #
-# - `num_workers` is **per rank**: with 4 ranks and 8 workers each, a node needs 32 cores.
+# - `num_workers` is **per rank**: with 4 ranks and 8 workers each, a node runs 32 workers.
 # - `persistent_workers=True` keeps workers from one epoch to the next.
 # - *GPU.* With `pin_memory=True` in the loader, `.to(device, non_blocking=True)` doesn't make the CPU wait for the
 #   copy. To copy while the GPU computes, use a second stream.
@@ -1245,7 +1251,8 @@ quiz("04_optimization/workers")
 # %% [markdown]
 # ## Batch and learning rate
 #
-# More ranks or more accumulation mean fewer steps per epoch. Here is one epoch of a least-squares problem:
+# More ranks or more accumulation mean fewer steps per epoch. Train one epoch of a least-squares problem on one rank,
+# on four, and on four with four times the learning rate:
 
 # %%
 # %%writefile rate.py
@@ -1276,10 +1283,10 @@ for world_size, factor in ((1, 1), (4, 1), (4, 4)):
     print(f"{world_size} ranks:", run.ranks[0].stdout.strip())
 
 # %% [markdown]
-# Four ranks with four times the learning rate reach a loss of about 3, as one rank does; with the old rate, they
-# reach 55. This is the **linear scaling rule**: multiply the learning rate by the same factor as the global batch. The
-# rule fails for very large batches. Raise the rate over the first steps (**warm-up**), because a large initial rate can
-# make training diverge. With Adam, the usual factor is the square root: 2 instead of 4.
+# Four ranks with four times the learning rate reach a loss of about 3, as one rank does; with the old rate, they are
+# still at 55. This is the **linear scaling rule**: multiply the learning rate by the same factor as the global batch.
+# The rule fails for very large batches. Raise the rate over the first steps (**warm-up**), because a large initial
+# rate can make training diverge. With Adam, the usual factor is the square root: 2 instead of 4.
 
 # %%
 quiz("04_optimization/fewer_steps")
@@ -1289,8 +1296,8 @@ quiz("04_optimization/fewer_steps")
 #
 # If a whole copy of the model doesn't fit on a GPU, each rank keeps only a part, a **shard**. ZeRO (*zero redundancy
 # optimizer*) defines three stages. PyTorch offers the first as an optimizer, and the other two as `fully_shard`
-# (FSDP2), which gathers a layer's parameters just before they are needed and frees them afterwards. HSDP, the hybrid,
-# arranges the ranks in a grid, a **device mesh**: one dimension replicates the model, the other shards it.
+# (FSDP2), which gathers a layer's parameters just before they are needed and frees them afterwards. HSDP (hybrid
+# sharding) arranges the ranks in a grid, a **device mesh**: one dimension replicates the model, the other shards it.
 #
 # | stage | parameters | gradients | optimizer state | in PyTorch |
 # |---|---|---|---|---|
@@ -1361,9 +1368,9 @@ for name, calls in sent.items():
     print("   ", ", ".join(f"{count} {call}" for call, count in calls.items()))
 
 # %% [markdown]
-# ZeRO-3 gathers each layer twice, in forward and in backward; ZeRO-2 gathers it once. HSDP adds an all-reduce between
-# replicas. With `MixedPrecisionPolicy`, layers are gathered in bfloat16 and gradients reduced in float32; shards stay
-# float32.
+# ZeRO-3 gathers each layer twice, in forward and in backward; ZeRO-2 gathers it once. HSDP adds an all-reduce per
+# layer between replicas. With `MixedPrecisionPolicy`, layers are gathered in bfloat16 and gradients reduced in
+# float32; shards stay float32.
 #
 # In float32, a parameter takes 4 bytes, its gradient 4 and Adam's two moments 8. How much does each rank need?
 
@@ -1378,9 +1385,9 @@ for parameters in (1e8, 1e9, 7e9):
     print(f"{parameters:.0e} parameters on 8 ranks:", sizes)
 
 # %% [markdown]
-# **Use DDP while the model fits, then FSDP2.** If one layer is too large for a GPU, split its matrices over GPUs
-# (tensor parallelism). To span nodes with slow links, give each node some layers (pipeline parallelism). Chapter 6
-# measures all of these except pipelines.
+# With 7 billion parameters, a rank needs 112 GB with DDP, and 14 GB with ZeRO-3. **Use DDP while the model fits, then
+# FSDP2.** If one layer is too large for a GPU, split its matrices over GPUs (tensor parallelism). To span nodes with
+# slow links, give each node some layers (pipeline parallelism). Chapter 6 measures all of these except pipelines.
 
 # %%
 quiz("04_optimization/zero")
@@ -1518,7 +1525,7 @@ show_order(in_order(orders.ranks[0]))
 # learns the graph and sends after the last gradient; then it works like plain DDP.
 #
 # If a step uses a layer that was unused before, DDP raises an error, as below. If a step skips a layer that was used
-# before, no gradient of that step is averaged, and the error comes only in the next.
+# before, no gradient of that step is averaged, and the next step raises the error.
 
 # %%
 # %%ranks 1 --expect raised
@@ -1639,13 +1646,13 @@ except RuntimeError as error:
 # Only chains of elementwise operations get much faster, not matrix products. `benchmarks/compile_ddp.py` measures the
 # gain on your machine.
 #
-# Each rank compiles its own copy, and compiles again when an input dimension first changes. Meanwhile the other ranks
-# wait. So keep shapes constant, and set the group's timeout longer than compiling takes.
+# Each rank compiles its own copy, and compiles again when an input dimension first changes. While one rank compiles,
+# the others wait. So keep shapes constant, and set the group's timeout longer than compiling takes.
 #
 # ### Other hooks
 #
-# **PowerSGD** sends two thin matrices instead of a large one, with error feedback: `ddp_comm_hooks.powerSGD_hook`. With
-# gloo, use a single bucket: with several, ranks start PowerSGD's all-reduces in different orders, and hang.
+# **PowerSGD** sends two thin matrices instead of a large one, with error feedback: `ddp_comm_hooks.powerSGD_hook`.
+# With gloo, use a single bucket: with several, ranks can start PowerSGD's all-reduces in different orders, and hang.
 #
 # **Local SGD** lets each rank train on its own for a few steps and then averages the *parameters*. Below, the ranks
 # average gradients in the first two steps. They average parameters in the third step, and then in every third step:

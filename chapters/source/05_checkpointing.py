@@ -12,7 +12,7 @@
 # # Chapter 5. Checkpointing and elastic training
 #
 # Long jobs rarely finish in one go. A disk fills up, a node dies, or the cluster's scheduler, such as SLURM,
-# **preempts** the job: it takes the nodes back for an urgent one. In this chapter you break jobs on purpose, and make
+# **preempts** the job: it gives the nodes to a more urgent job. In this chapter you break jobs on purpose, and make
 # them continue as if nothing had happened.
 #
 # After this chapter you can
@@ -46,8 +46,7 @@ os.mkdir("saved")  # for everything that this chapter saves
 #
 # ## What a job's state is
 #
-# A checkpoint holds everything that the next process cannot compute itself. Take this job and forget one part at a
-# time:
+# A checkpoint holds what a new process needs to continue. Below, you forget one part at a time. First, the job:
 
 # %%
 # %%writefile small_job.py
@@ -129,11 +128,12 @@ for mistake in ("none", "no optimizer", "no scheduler", "no set_epoch", "no rand
         print(f"{mistake:17} off by {drift:7.1e}   loss {loss:.2f}   learning rates {' '.join(rates)}")
 
 # %% [markdown]
-# Without a mistake, the weights are the same, bit for bit. Each mistake moves them by 0.1 to 0.2. The training loss
-# gives no warning: with most mistakes it is even lower.
+# Without a mistake, the weights are the same, bit for bit. Each mistake moves some weight by 0.1 to 0.2. The training
+# loss gives no warning: with most mistakes it is even lower.
 #
-# Without `set_epoch`, every epoch has the order of epoch 0. The last line shows what happens if you save the number of
-# the current epoch, 1, instead of the number of *finished* epochs, 2: epoch 1 is trained twice.
+# Without `set_epoch`, every epoch has the order of epoch 0. With "rank 0's states", both ranks drop the same units.
+# The last line shows what happens if you save the number of the current epoch, 1, instead of the number of *finished*
+# epochs, 2: epoch 1 is trained twice.
 #
 # | part | where it is | if you forget it |
 # |---|---|---|
@@ -197,8 +197,9 @@ for part in ("model", "optimizer", "rng"):
     print(f"{part:10}{size(saved[part]):6} bytes, {times:.1f} times the model")
 
 # %% [markdown]
-# Adam's moments take twice the model's bytes. Each rank's random states take 5 kB, however large the model is. So a
-# checkpoint of 7 billion float32 parameters with Adam takes 84 GB: 28 for the parameters, 56 for the moments.
+# Adam's **moments** (running means of the gradient and of its square) take twice the model's bytes. torch's random
+# state takes 5 kB for each rank, whatever the model. So a checkpoint of 7 billion float32 parameters with Adam takes
+# 84 GB: 28 for the parameters, 56 for the moments.
 
 # %%
 quiz("05_checkpointing/forgotten")
@@ -528,7 +529,7 @@ for way in ("in_place", "replace"):
     print(f"{way:9}", *[survivor(way, instant) for instant in [*range(1, 20_000, 2000), 10**9]])
 
 # %% [markdown]
-# With `in_place`, every kill left nothing to load (`-`). `replace` always leaves a complete checkpoint, because
+# After a kill, `in_place` left nothing to load (`-`). `replace` always left a complete checkpoint, because
 # `os.replace` is **atomic**: at every instant, the name refers either to the old file or to the new one. `os.replace`
 # works only within one file system, so put the temporary file in the same folder, not in `/tmp`. Delete older
 # checkpoints only after the rename.
@@ -788,10 +789,10 @@ moments = optimizer.state[model.module.weight]
 print(f"step {moments['step']:.0f}, first moment {moments['exp_avg'].mean():.3f}")
 
 # %% [markdown]
-# `dcp.save` and `dcp.load` are collectives. Rotation, checksums and choosing the newest folder remain your task.
+# Call `dcp.save` and `dcp.load` on every rank. Rotation, checksums and choosing the newest folder remain your task.
 #
-# DCP writes `.metadata` last. Here rank 1 fails before that, once in a new folder and once in a folder with a
-# checkpoint. The old values are 1, the new ones 2. What can be loaded?
+# DCP writes `.metadata` last. Here rank 1 fails earlier: first in a new folder, then in one that holds a checkpoint.
+# The old values are 1, the new ones 2. What can be loaded?
 
 # %%
 # %%ranks 2 --quiet --into run
@@ -865,11 +866,11 @@ waited, stalled = run.observed("stall")[0]
 bars({"save": waited, "async_save": stalled}, unit="s", title="how long training waits")
 
 # %% [markdown]
-# The file holds the value at the time of the call, 1, although training has changed it to 2. The copy takes as much
-# host memory as the state. Until the future is done, keep the old checkpoint, and don't start another save.
+# The file holds 1, the value at the time of the call, although training has changed the weights to 2. The copy takes
+# as much host memory as the state. Until the future is done, keep the old checkpoint, and don't start another save.
 #
-# The thread calls collectives too. If the thread shares training's process group, gloo may pair the thread's calls with
-# training's, and the job hangs or crashes. So give the thread **a separate gloo group**, even if you train with NCCL.
+# The thread calls collectives too. If the thread shares the training loop's process group, gloo may mix up their
+# calls, and the job hangs or crashes. So give the thread **a separate gloo group**, even if you train with NCCL.
 
 # %%
 quiz("05_checkpointing/async")
@@ -877,9 +878,9 @@ quiz("05_checkpointing/async")
 # %% [markdown]
 # ## Resuming mid-epoch
 #
-# An epoch may take a day, so most checkpoints fall in the middle of one. Here an epoch has six steps: 48 samples on two
-# ranks, in batches of 4. The job is interrupted after four steps of epoch 1. Which of four ways to continue neither
-# repeats nor misses samples?
+# An epoch may take a day, so you usually save in mid-epoch. Here an epoch has six steps: 48 samples on two ranks, in
+# batches of 4. The job is interrupted after four steps of epoch 1. Which of four ways to continue neither repeats nor
+# misses samples?
 
 # %%
 # %%ranks 2
@@ -913,11 +914,11 @@ for name, after in ways.items():
 # ```
 #
 # Then use `DataLoader(data, batch_size, sampler=rest)`, which fetches only the batches that remain. Count a step only
-# when its update is *in the weights*.
+# after its update, or a resume skips it.
 #
 # ### The loader is ahead of you
 #
-# Could you ask the sampler how many samples it has handed out? Try two workers:
+# Could you save how many samples the sampler has handed out? Try two workers:
 
 # %%
 # %%ranks 1
@@ -937,7 +938,7 @@ next(batches)
 print("trained on 4 samples; drawn from the sampler:", sampler.drawn)
 
 # %% [markdown]
-# No: the sampler has already handed out 20 samples, because each worker fetched two batches ahead. So count the batches
+# No: the sampler has handed out 20 samples: your 4, and two batches of 4 ahead for each worker. So count the batches
 # that your loop receives, as torchdata's `StatefulDataLoader` does. If you can index the dataset, you can write such a
 # loader yourself:
 
@@ -1049,8 +1050,8 @@ quiz("05_checkpointing/ahead")
 # %% [markdown]
 # ## Determinism
 #
-# You can now restore samples and dropout masks. Are the weights the same, too? "The same result" can mean the same
-# mathematics or the same bits. Bits depend on the order in which numbers are added:
+# You can now restore samples and dropout masks. Does a resumed run also end with the same bits? That depends on the
+# order in which numbers are added. Both of these sums should be 1:
 
 # %%
 a, b, c = torch.tensor([1e8, -1e8, 1.0])
@@ -1122,12 +1123,12 @@ for flag in ("find_unused_parameters=False", "find_unused_parameters=True"):
 # bucket, and the order in which gloo adds the ranks' values depends on this place. On two ranks this doesn't matter:
 # a + b = b + a.
 #
-# Equal bits matter when you *test* a resume: "nearly equal" can hide a forgotten scheduler. So test on two ranks, or
-# set `find_unused_parameters=True`, which keeps the initial buckets but costs one more all-reduce per step.
+# Equal bits matter when you *test* a resume: "nearly equal" can hide a forgotten part. So test on two ranks, or set
+# `find_unused_parameters=True`, which keeps the initial buckets but costs one more all-reduce per step.
 #
 # ### A different number of ranks
 #
-# Here the same 24 samples are one global batch, on 1, 2, 3 and 4 ranks:
+# Do 1, 2, 3 and 4 ranks compute the same gradient of the same 24 samples?
 
 # %%
 # %%writefile summed.py
@@ -1185,7 +1186,7 @@ contract("exact_resume", "train_step", "train")
 # </details>
 #
 # <details><summary>Two ranks agree bit for bit, three do not</summary>
-# DDP's buckets are the cause ("Restarts change the bits"). Your checkpoint is fine.
+# DDP's new buckets are the cause. "Restarts change the bits" names the fix.
 # </details>
 #
 # `./lockstep solution exact_resume` shows the solution.
@@ -1264,12 +1265,12 @@ for name in ("undisturbed", "killed"):
     print(f"{name:12}", *[f"{weight:.6f}" for weight in weights.tolist()])
 
 # %% [markdown]
-# Both attempts took step 5, and the final weights are the same.
+# Attempt 1 repeats step 5, and the final weights are the same.
 #
 # **Before you rely on torchrun's restarts, set `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`.** By default all attempts share
 # one store (chapter 2), so a rank may find a dead rank's address there, and the job ends with `Connection refused`
-# (PyTorch issue 135712). Of 18 restarts of this script, 8 failed in this way; of 16 with the variable, none did. (With
-# `--master-port`, the variable has no effect; use `--rdzv-backend=c10d`.)
+# (PyTorch issue 135712). Under torchrun, 8 of 18 restarts of this script failed in this way; with the variable, none
+# of 16 did. (With `--master-port`, the variable has no effect; use `--rdzv-backend=c10d`.)
 #
 # ### A hang is not a death
 #
@@ -1401,8 +1402,8 @@ quiz("05_checkpointing/restart")
 # ## Preemption and SLURM
 #
 # Before a scheduler takes the nodes back, it sends a signal: SIGTERM by default, SIGUSR1 if you ask SLURM for it. A
-# handler may run between any two lines of Python, so let it only set a flag that the loop checks. But the signal may
-# reach the ranks at different moments, or reach only one of them:
+# signal handler may run in the middle of a step, but saving needs all ranks. So let the handler only set a flag that
+# the loop checks. But the signal may reach the ranks at different moments, or reach only one of them:
 
 # %%
 # %%ranks 3 --expect hang
@@ -1573,8 +1574,8 @@ else:
     print(f"started at step {zero}, repeated {int(left) - int(resumed)} steps, ended at step {last}")
 
 # %% [markdown]
-# No step was repeated. In the **grace period**, from the signal to the kill, the job must reach the next check of the
-# flag and save:
+# No step was repeated. From the signal to the kill, the job has a **grace period** to check the flag and save. How
+# long is it?
 #
 # | who kills | when | where you set it |
 # |---|---|---|
@@ -1604,7 +1605,7 @@ contract("elastic_training", "train")
 # </details>
 #
 # <details><summary>A finished job keeps training</summary>
-# Check the step before the loop.
+# Check the step count before each step, not after it.
 # </details>
 #
 # `./lockstep solution elastic_training` shows the solution.
@@ -1666,7 +1667,7 @@ else:
 # | cut the newest checkpoint in half, or change one bit of it | a warning; the older one is loaded |
 # | fill the disk, or the quota | all ranks report it; older checkpoints are still there |
 # | SIGTERM to one rank only | all stop after the same step, and save |
-# | let a rank sleep | the job ends after the timeout |
+# | let a rank sleep | the job fails after the timeout |
 # | let SLURM requeue the job | the step count continues |
 # | load the checkpoint in a plain process | evaluation gives the same accuracy as in the job |
 # | start the finished job again | it exits at once with status 0 |
@@ -1683,11 +1684,12 @@ quiz("05_checkpointing/rehearsal")
 # %% [markdown]
 # ## What to remember
 #
-# - **State**: forgetting a part raises no error. Compare bits with an uninterrupted run on the same number of ranks.
+# - **State**: forgetting a part raises no error. Compare bits with an uninterrupted run, on two ranks.
 # - **Saving**: temporary name, fsync, `os.replace`, fsync of the folder, rotation.
 # - **Loading**: rank 0 chooses by number and skips damaged files; every rank loads everything.
 # - **Resuming**: finished steps, `divmod`, `set_epoch`, the rest of the sampler's list; each rank's random states last.
-# - **Restarting**: `--max-restarts`, a store for each attempt, a short timeout; `--signal` and `--requeue`.
+# - **Restarting**: `--max-restarts`, a store for each attempt, a timeout longer than a save; `--signal` and
+#   `--requeue`.
 # - **Agreeing**: all ranks decide together which file to load, whether a save worked, and when to stop.
 #
 # In an interview, expect: "Your job was killed while it was writing a checkpoint. What happens?" Say which files exist

@@ -25,10 +25,11 @@
 # - **choose** between sharding, replicas and tensor parallelism, within a node and across nodes;
 # - **resume** a sharded checkpoint on a different number of ranks.
 #
-# About 160 minutes: 45 to read and run, 115 for three exercises. You need chapters 1 and 4, and no GPU.
+# About 160 minutes: 45 to read and run, 115 for three exercises. You need chapters 1, 4 and 5, and no GPU.
 #
 # **What a CPU shows here.** Everything below runs over gloo, with the same collectives of the same sizes as under
-# NCCL. One thing needs a GPU and was not run here: gathering the next layer *while* a layer computes.
+# NCCL. Not run here: gathering the next layer *while* a layer computes, which needs a GPU, and real links between
+# GPUs.
 
 # %%
 # %load_ext lockstep
@@ -75,7 +76,7 @@ def loss_of(model, batch):
 # %% [markdown]
 # A training step needs four kinds of memory: the parameters, their gradients, the optimizer's state, and the
 # **activations**, which forward keeps for backward. PyTorch has no list of activations, but `saved_tensors_hooks`
-# calls a function of yours with each tensor that forward keeps. This function adds up their sizes:
+# calls your function with each tensor that forward keeps. Here `keep` records their sizes:
 
 # %%
 # %%writefile kinds.py
@@ -145,7 +146,7 @@ picture
 
 # %% [markdown]
 # Parameters and gradients take 3.5 MB each. AdamW's state takes 7 MB: for each parameter two **moments**, the running
-# means of its gradient and of the gradient's square. Together that is 16 bytes per parameter.
+# means of its gradient and of the gradient's square. Together, they take 16 bytes per parameter.
 #
 # Only the activations grow with the batch. So before you choose a remedy, find out which kind is too large:
 #
@@ -192,7 +193,7 @@ print("after the broadcasts:", [p.tolist() for p in parameters], " states:", len
 # ZeRO's **stage 2** needs no broadcasts: it reduce-scatters the gradients to their owners and, after the update,
 # all-gathers the *parameters*. Each rank also keeps only its share of the gradients.
 #
-# FSDP2 can do stage 2. Your exercise does stage 1, with DDP.
+# FSDP2 can do stage 2 (below). Your exercise does stage 1, with DDP.
 
 # %%
 quiz("06_beyond_ddp/zero_grad")
@@ -228,8 +229,8 @@ contract("shard_optimizer", "ShardedOptimizer")
 # output, a rank needs every row. So the ranks **all-gather** a layer's weight just before the layer computes, and
 # free the copy afterwards. For backward, they gather it again.
 #
-# Try it on a layer that multiplies each of four features by a weight. Rank 0 keeps the first two weights, rank 1 the
-# others. With a `torch.autograd.Function`, you choose what forward saves and what backward computes:
+# Try this with a layer that multiplies each of four features by a weight. Rank 0 keeps the first two weights, rank 1
+# the others. With a `torch.autograd.Function`, you choose what forward saves and what backward computes:
 
 # %%
 # %%writefile sharded_scale.py
@@ -256,7 +257,7 @@ class Scale(torch.autograd.Function):
         return of_inputs, of_shard / dist.get_world_size()
 
 # %% [markdown]
-# The **reduce-scatter** leaves each rank the sum of all ranks' gradients for its shard. Divided by the number of ranks,
+# The **reduce-scatter** gives each rank the sum of all ranks' gradients for its shard. Divided by the number of ranks,
 # this sum is the mean that DDP computes. Rank 0's inputs are all 1, rank 1's all 3, and each rank's loss is the sum of
 # its outputs. **Predict** the gradient of each shard:
 
@@ -275,7 +276,8 @@ output.sum().backward()
 print("gradients: shard", shard.grad.tolist(), " inputs", inputs.grad[0].tolist())
 
 # %% [markdown]
-# Both shards' gradients are the mean of 1 and 3. The inputs' gradient is not averaged: each rank has its own inputs.
+# Both shards' gradients are the mean of 1 and 3. The inputs' gradient is the whole weight. It isn't averaged: each
+# rank has its own inputs.
 #
 # Between forward and backward, a rank keeps only the inputs and its shard. A plain `inputs * gather(shard)` would keep
 # every layer's whole weight until backward. And the shard would get no gradient: autograd doesn't follow collectives.
@@ -297,15 +299,17 @@ contract("sharded_linear", "ShardedLinear")
 
 # %% [markdown]
 # <details><summary>"element 0 of tensors does not require grad"</summary>
-# Autograd does not see what collectives write. Pass the shard to your Function's `apply`.
+# Autograd does not see what collectives write. Pass the shard to your Function's <code>apply</code>.
 # </details>
 #
 # <details><summary>"invalid tensor size"</summary>
-# `all_gather` needs equal parts. Pad each shard to the same number of rows, and cut the padding off after the gather.
+# <code>all_gather</code> needs equal parts. Pad each shard to the same number of rows, and cut the padding off after
+# the gather.
 # </details>
 #
 # <details><summary>The whole layer stays in memory</summary>
-# A slice is a view of the whole tensor: `clone` it. Then check which tensors `self` and `ctx` refer to.
+# A slice is a view of the whole tensor: <code>clone</code> it. Then check which tensors <code>self</code> and
+# <code>ctx</code> refer to.
 # </details>
 #
 # `./lockstep solution sharded_linear` shows the solution.
@@ -347,8 +351,8 @@ def make(way):
     return model, torch.optim.AdamW(model.parameters())  # fully_shard made new parameters
 
 # %% [markdown]
-# Four ranks train for two steps in each of five ways: DDP, ZeRO-1, and FSDP2 with three settings. What does FSDP2 send
-# in the second step?
+# Four ranks train for two steps in each of five ways: DDP, ZeRO-1, and FSDP2 with three settings. What does rank 0 put
+# into FSDP2's collectives in the second step?
 
 # %%
 # %%ranks 4 --into run --quiet
@@ -380,9 +384,10 @@ for kind, nbytes in calls_of("FSDP2"):
     print(f"{kind:15}{nbytes / 1e6:6.2f} MB")
 
 # %% [markdown]
-# The first five all-gathers belong to forward: the model's own parameters (embeddings and head), then four layers.
-# Backward gathers the layers again and starts a reduce-scatter as soon as a layer's gradients are ready. Backward
-# always gathers one layer ahead (**prefetching**), so two all-gathers come before the first reduce-scatter.
+# A rank puts ¼ of a layer (0.20 MB) into an all-gather, and a whole layer into a reduce-scatter. The first five
+# all-gathers belong to forward: the model's own parameters (embeddings and head), then four layers. Backward gathers
+# the layers again and starts a reduce-scatter as soon as a layer's gradients are ready. Backward always gathers one
+# layer ahead (**prefetching**), so two all-gathers come before the first reduce-scatter.
 #
 # The embeddings and head are gathered only once: `fully_shard` keeps the outermost unit gathered until backward, which
 # needs the head first.
@@ -415,9 +420,9 @@ picture
 # With ZeRO-1, rank 0 holds 0.09 MB more than predicted: an owner gets whole parameters, so the shares aren't equal. The
 # activations do not shrink, because every rank still has its own batch. In bfloat16 they are about half as large.
 #
-# The picture shows activations and gathered copies at the end of forward. By then FSDP2 keeps only the copies of
-# embeddings and head; during a step it also has one or two layers' copies. **`reshard_after_forward=False`** ("FSDP2,
-# kept") keeps all layers gathered until backward: a whole copy of the parameters. What do you gain?
+# The picture shows activations and gathered copies at the end of forward. At this point FSDP2 keeps only embeddings
+# and head gathered; in the middle of a step, also one or two layers. **`reshard_after_forward=False`** ("FSDP2, kept")
+# keeps all layers gathered until backward, a whole copy of the parameters (ZeRO's stage 2). What do you gain?
 
 # %%
 quiz("06_beyond_ddp/reshard")
@@ -445,8 +450,8 @@ for way in WAYS:
 # FSDP2 sends slightly less than predicted, because the embeddings and head are gathered only once. If it keeps its
 # layers, it sends as much as DDP. If it frees them, it sends about 1.5 times as much, but never holds the whole model.
 #
-# With `param_dtype=torch.bfloat16`, the gathers send half the bytes, so FSDP2 sends no more than DDP. The gradients
-# are still summed in float32, as `reduce_dtype` says.
+# With `param_dtype=torch.bfloat16`, the gathers send half the bytes: in total, no more than DDP in float32. The
+# gradients are still summed in float32, as `reduce_dtype` says.
 
 # %%
 quiz("06_beyond_ddp/traffic")
@@ -534,7 +539,7 @@ quiz("06_beyond_ddp/hybrid")
 # - The second is split along its inputs (`RowwiseParallel`): each rank multiplies its features by the matching
 #   weights. An all-reduce sums the ranks' results.
 #
-# (`nn.Linear` stores its weight transposed, so `Colwise` splits its rows.)
+# (`nn.Linear` stores one row per output, so `ColwiseParallel` splits rows.)
 #
 # **Predict** for 16 tokens of width 128 in float32: how many bytes does each rank put into this all-reduce?
 
@@ -574,8 +579,9 @@ for call in run.collectives[0]:
 # weights are never sent. Between the two layers, each rank holds only half of a token's 512 hidden features.
 #
 # The next layer has to wait for forward's all-reduce. A transformer layer has two such pairs (attention and MLP), so
-# it needs four all-reduces per step. Because the ranks wait so often, use tensor parallelism only **within a node**,
-# where GPUs are linked by NVLink. Across nodes, combine it with FSDP2 on the mesh's other dimension:
+# it needs two all-reduces in forward and two in backward. Because the ranks wait so often, use tensor parallelism only
+# **within a node**, where GPUs are linked by NVLink. Across nodes, combine it with FSDP2 on the mesh's other
+# dimension:
 
 # %%
 # %%ranks 4
@@ -605,7 +611,7 @@ quiz("06_beyond_ddp/tensor")
 #
 # Two mistakes are easy to make. **Each rank takes the mean of its own losses**, but `fully_shard` averages the ranks'
 # gradients, as DDP does: if the ranks have different numbers of samples, the samples don't count equally. **Each rank
-# clips by the norm of its own rows** instead of all rows.
+# clips by the norm of its own rows**, not of all rows.
 #
 # Here rank 0 has three samples of value 1, and rank 1 has one sample of value 9. The weight has two rows, one on each
 # rank. A sample's loss is its first output plus twice its second output. So the first row's gradient should be the
@@ -632,12 +638,12 @@ for way, factor in (("each rank's mean", 1 / len(x)), ("all samples", world / sa
 
 # %% [markdown]
 # The mean of all four samples is 3, but the mean of the two means is 5. So divide the sum of your losses by the number
-# of *all* samples, which costs an all-reduce of one number. Then multiply by the number of ranks, because `fully_shard`
-# divides by it.
+# of *all* samples, which costs an all-reduce of one number. Then multiply by the number of ranks: `fully_shard`
+# divides by this number.
 #
-# The rows' norms are 3 and 6, the whole gradient's 3·√5 = 6.71. The gradients are **DTensors**: tensors that know how
-# they are divided. `clip_grad_norm_` adds up the squares of the rows' norms and takes the root. `full_tensor()` turns
-# the result into a plain tensor.
+# The rows' norms are 3 and 6; the norm of all rows is 3·√5 = 6.71. The gradients are **DTensors**: tensors that know
+# how they are divided. `clip_grad_norm_` adds up the squares of all ranks' norms and takes the root. `full_tensor()`
+# returns it as a plain tensor.
 #
 # With `max_norm=1`, both rows must be divided by 6.71. If each rank clipped by its own row's norm, rank 0's row would
 # be divided by 3 and rank 1's by 6, without an error.
@@ -648,7 +654,7 @@ quiz("06_beyond_ddp/clip")
 # %% [markdown]
 # ## Save, and resume on a different number of ranks
 #
-# Each rank writes its slices, and `torch.distributed.checkpoint` (**DCP**) notes which slice is where (chapter 5,
+# Each rank writes its shards, and `torch.distributed.checkpoint` (**DCP**) records where each one is (chapter 5,
 # "Shards"). Four ranks train on one batch and save after the second step:
 
 # %%
@@ -686,10 +692,9 @@ dcp.save(state_of(model, optimizer), checkpoint_id="saved/beyond")
 print("losses:", *before, " saved ", *[train(model, optimizer) for step in range(3)])
 
 # %% [markdown]
-# So far, every rank built the whole model. A model that doesn't fit has to be built on the **meta device**, which
-# knows shapes and holds no values. Shard it there; then `to_empty` allocates only this rank's rows, and the
-# checkpoint fills them. (Without a checkpoint, initialize the rows yourself.) Here two ranks load the checkpoint of the
-# four ranks:
+# So far, every rank built the whole model. Build a model that doesn't fit on the **meta device**, where tensors have
+# shapes but no values. Shard it there; then `to_empty` allocates only this rank's rows, and the checkpoint fills them.
+# (Without a checkpoint, initialize the rows yourself.) Here two ranks load the checkpoint of the four ranks:
 
 # %%
 # %%ranks 2
@@ -711,14 +716,14 @@ weight = model.head.weight
 print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local().shape))
 
 # %% [markdown]
-# The two ranks continue with the same losses as the four ranks. The first loss shows that the weights were restored;
-# the next two show that AdamW's moments were restored.
+# The two ranks continue with the same losses as the four ranks. The first loss depends on the restored weights, the
+# next two on AdamW's restored moments too.
 #
 # Training doesn't have to wait for the disk: `async_save` copies each rank's slices to host memory and returns, and a
 # thread writes them while the next steps run.
 #
-# Each rank's thread calls collectives too. In the default group, gloo may pair these with training's, and the job hangs
-# or crashes. So give the threads a **process group of their own**:
+# Each rank's thread calls collectives too. In the default group, gloo may confuse these with the training loop's
+# calls, and the job hangs or crashes. So give the threads a **separate process group**:
 
 # %%
 # %%ranks 4
@@ -758,11 +763,11 @@ contract("fsdp_train", "ShardedTraining")
 
 # %% [markdown]
 # <details><summary>No step changes the model</summary>
-# You made the optimizer before `fully_shard`, which replaces the parameters.
+# You made the optimizer before <code>fully_shard</code>, which replaces the parameters.
 # </details>
 #
 # <details><summary>"mat1 and mat2 must have the same dtype"</summary>
-# Only the model should have a policy with `output_dtype`, not its layers.
+# Only the model should have a policy with <code>output_dtype</code>, not its layers.
 # </details>
 #
 # <details><summary>It hangs with an empty batch</summary>
@@ -787,15 +792,15 @@ for parameters in (125e6, 1.5e9, 13e9):
 # To these numbers, add the activations, and for FSDP2 the gathered layers. A GPU of 80 GB holds the first two models in
 # any of the three ways, and the last one only with FSDP2. So use:
 #
-# - **DDP** while it fits. It is simplest, and in float32 no way of sharding sends fewer bytes in total.
+# - **DDP** while it fits. It is the simplest, and in float32 no way of sharding sends fewer bytes in total.
 # - **ZeRO-1** if only the optimizer's state is too large, and either you want to keep DDP or your optimizer looks at
 #   whole parameters. Otherwise use FSDP2: it needs less memory and no more traffic.
 # - **FSDP2** if parameters or gradients are too large. If a rank has room for one whole copy of the parameters, set
 #   `reshard_after_forward=False`: it sends no more than DDP.
 # - **HSDP** if one node has room for all shards of the model and the network between nodes is slow.
 # - **Tensor parallelism**, within a node, if one layer is too large for a GPU.
-# - **Pipelines** if even FSDP2's traffic is too much. Each node has some of the layers, and only activations and their
-#   gradients travel between nodes.
+# - **Pipeline parallelism** if even FSDP2 sends too much. Each node has some of the layers and sends only activations
+#   and their gradients.
 
 # %%
 quiz("06_beyond_ddp/which")
@@ -818,7 +823,7 @@ quiz("06_beyond_ddp/which")
 # - FSDP gathers a layer just before it computes, frees it afterwards, and reduce-scatters its gradient.
 # - An all-reduce is a reduce-scatter and an all-gather. ZeRO's stage 2 updates between the two, so it shards
 #   gradients and state without extra traffic.
-# - Keep a collective within a node if computing has to wait for it.
+# - If the next layer waits for a collective, keep it within a node.
 #
 # In an interview, expect: "Your model needs 100 GB to train and your eight GPUs have 80 GB each. What do you do?" Ask
 # what fills the memory. Then say how many bytes your choice sends, compared with DDP.

@@ -23,6 +23,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from enum import Enum
@@ -51,13 +52,19 @@ class DiskFull(Exception):
     """The same, for what no other way of installing helps."""
 
 
+AGAIN = "Making the environment again (a minute or a few): "
+
+
 class Condition(Enum):
     """The environment's, and what the user reads when work on it starts."""
 
     FRESH = "Ready"
     OUTDATED = "Updating the environment"
-    MISSING = "Making the environment (once, about a minute)"
-    BROKEN = "Making the environment again, about a minute: it was incomplete, was moved, or has another torch"
+    MISSING = "Making the environment (once, a minute or a few)"
+    UNFINISHED = AGAIN + "the last attempt did not finish"
+    MOVED = AGAIN + "it was made for another folder"
+    OTHER_TORCH = AGAIN + "LOCKSTEP_TORCH names another torch"
+    BROKEN = AGAIN + "its Python cannot be used"
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -138,9 +145,13 @@ def locked(screen: "Screen") -> Iterator[int]:
 def examine(torch_request: str) -> Condition:
     if not os.path.lexists(PYTHON) and not WRITING.exists():
         return Condition.MISSING
-    moved = recorded("home") not in (None, f"{ROOT}\n")
-    other_torch = torch_request and (recorded("torch") or torch_request).splitlines()[0] != torch_request
-    if WRITING.exists() or moved or other_torch or not ask_python():
+    if WRITING.exists():
+        return Condition.UNFINISHED
+    if recorded("home") not in (None, f"{ROOT}\n"):
+        return Condition.MOVED
+    if torch_request and (recorded("torch") or torch_request).splitlines()[0] != torch_request:
+        return Condition.OTHER_TORCH
+    if not ask_python():
         return Condition.BROKEN
     same = all(recorded(file.name) == file.read_text(encoding="utf-8") for file in (PYPROJECT, REQUIREMENTS))
     return Condition.FRESH if same else Condition.OUTDATED
@@ -367,9 +378,18 @@ class Screen:
         self.since = time.monotonic()
 
     def line(self, text: str) -> None:
-        """A line that stays."""
+        """A line that stays; on a terminal, wrapped at words."""
+        if sys.stderr.isatty():
+            text = textwrap.fill(
+                text, self.columns(), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            )
         sys.stderr.write(("\r\x1b[K" if self.live else "") + text + "\n")
         sys.stderr.flush()
+
+    @staticmethod
+    def columns() -> int:
+        """stdout may be a file; a terminal that does not know its width says 0."""
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
 
     def step(self, name: str, share: float) -> None:
         """What follows fills this share of the bar."""
@@ -390,7 +410,7 @@ class Screen:
         bar = ("#" * round(self.done * 20)).ljust(20, ".")
         detail = f"{self.detail}, " if self.detail else ""
         text = f"  [{bar}] {self.done:4.0%}  {self.name}: {detail}{time.monotonic() - self.since:.0f} s"
-        sys.stderr.write("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1])
+        sys.stderr.write("\r\x1b[K" + text[: self.columns() - 1])
         sys.stderr.flush()
 
 

@@ -166,6 +166,10 @@ def test_a_hang_is_told_once(
         (["xyz"], "There are: average_gradients, "),
         (["solutions/train_ddp.py"], "./lockstep check train_ddp --submission solutions/train_ddp.py"),
         (["train_ddp", "--submission", "/no/such/file.py"], "there is no"),
+        (
+            ["train", "--submission", "solutions/train.sbatch"],
+            "a batch script: give the folder that holds it and train.py",
+        ),
         (["train_ddp", "--all"], "not both"),
         (["--all", "--submission", "pyproject.toml"], "one file"),
         (["train_ddp", "--device", "tpu"], "tpu"),
@@ -292,7 +296,7 @@ def test_what_lies_beside_has_no_effect(worker: Worker, course: Course, tmp_path
 
 
 ODD = {
-    "syntax error": ("def setup_ddp(rank, world_size:\n    pass\n", "import-error"),
+    "syntax error": ("def setup_ddp(rank, world_size:\n    pass\n", "syntax-error"),
     "unknown import": ("import no_such_package\n", "import-error"),
     "nothing defined": ("x = 1\n", "import-error"),
     "leaves at import": ("raise SystemExit(0)\n", "exited-early"),

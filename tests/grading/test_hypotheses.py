@@ -98,6 +98,7 @@ def test_the_largest_difference_is_found_with_its_path() -> None:
     assert str(where) == "-0.5 at first.weight[1, 1]; expected 0"
     assert str(difference({"losses": [1.0]}, {"losses": [3.0]})) == "1 at losses[0]; expected 3"
     assert str(difference(2.0, 3.0)) == "2; expected 3"
+    assert str(difference(1.38052, 1.38052 + 2**-40)) == "1.38052; expected 1.3805200000009095", "digits that differ"
     found = difference(T([1.0]), T([1.0, 2.0]))
     assert found is not None and found.distance == INF
 

@@ -150,7 +150,7 @@ class Tree(HTMLParser):
 
 ALLOWED = {"html", "head", "meta", "title", "style", "body", "main", "header", "section", "footer", "h1", "h2", "h3", "p", "ul", "ol", "li", "span", "div",
            "b", "bdi", "code", "pre", "a", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "dl", "dt", "dd", "br", "svg", "rect", "line",
-           "text", "figure", "figcaption"}  # fmt: skip
+           "text", "tspan", "figure", "figcaption"}  # fmt: skip
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, *MORE, "", "x" * 300, "日本 é"])
@@ -191,12 +191,13 @@ def test_a_learner_reads_everything_that_was_found() -> None:
                       "/scratch/ada/train_ddp.py", 55, 'chapter 2, "Sharding"', "Because it is rank 0's.", "print(f'{total:.3f}')")  # fmt: skip
     check = CheckResult("the loss is the mean", "test_l", CheckOutcome.FAILED, found, "", "[rank 0] epoch 0: 0.091\n")
     text = Tree(report_page(learner("Ada Lovelace", PASSED, check, SKIPPED))).text
-    for part in ("Ada Lovelace", "1 of 4 points", "1 of 4 checks passed", "✓", "✗", "–", "rank-local-loss", "Rank 0 printed 0.091.", "The mean was 0.433.",
+    for part in ("Ada Lovelace", "1 of 4 points", "✓ passed, ✗ failed, – not run", "rank-local-loss", "Rank 0 printed 0.091.", "The mean was 0.433.",
                  "exercises/train_ddp.py", "55", "print(f'{total:.3f}')", "  rank  waits in exercises/train_ddp.py\n  0     barrier", "Because it is rank 0's.",
                  'Read: chapter 2, "Sharding"', "./lockstep hint train_ddp", "[rank 0] epoch 0: 0.091", "not run: there is no GPU", "not handed in",
                  "./lockstep check train_ddp --seed 7", "2026-11-20 17:03 UTC"):  # fmt: skip
         assert part in text, part
     assert "/scratch" not in text, "a learner's file lies with the learner"
+    assert "checks passed" not in text, "as many as points"
     page = report_page(learner("Ada", PASSED, check))
     assert (
         page.index("Rank 0 printed 0.091.")
@@ -240,7 +241,11 @@ def test_what_is_taken_off_is_explained() -> None:
         graded,
     )
     text = Tree(html_report(graded.learners[0], grades["ada"])).text
-    assert "0.8 of 4 points" in text and "2 days late: 20 % of the points taken off (−0.2)" in text
+    assert (
+        "0.8 of 4 points" in text
+        and "1 of 4 checks passed" in text
+        and "2 days late: 20 % of the points taken off (−0.2)" in text
+    )
 
 
 def test_ten_megabytes_stay_a_page() -> None:
@@ -277,7 +282,7 @@ def test_the_teacher_sees_whom_to_look_at() -> None:
     )
     text = Tree(page).text
     for part in ("11 learners, 2 exercises", "11 graded", "It goes boom", "Look at these", "No verdict", "75 %", "lines 1 to 9 of the first, line 4 of the second",
-                 "4711", "loss.backward()", "Alike among themselves", "bubblewrap"):  # fmt: skip
+                 "4711", "loss.backward()", "Alike among themselves", "share of the class", "bubblewrap"):  # fmt: skip
         assert part in text, part
     solved = page.partition("Almost the course's own solution")[2].partition("</ul>")[0]
     assert "mini_ddp" in solved and re.findall(r"id-\d\d", solved) == ["id-04", "id-05"]
@@ -288,7 +293,10 @@ def test_the_teacher_sees_whom_to_look_at() -> None:
         for y, height in re.findall(r'class="bar" x="\d+" y="([\d.]+)" width="52" height="([\d.]+)"', page)
     ]
     assert len(bars) == 11 and all(y >= 0 and y + height == 186 for y, height in bars)
-    counts = {label: count for count, label in re.findall(r'class="count"[^>]*>(\d+)</text><text [^>]*>(\d+)<', page)}
+    counts = {
+        label: count
+        for count, label in re.findall(r'class="count"[^>]*>(\d+)</text><text [^>]*>(\d+)<tspan class="wide"> %<', page)
+    }
     assert counts == {str(10 * n): "1" for n in range(0, 10)} | {"0": "2"}, (
         "10 checks and one that is missing: 10 of 11 at best"
     )
@@ -369,9 +377,9 @@ def test_everybody_has_points_for_each_of_few_exercises() -> None:
     people = tuple(learner(f"Name {n}", *([PASSED] * n + [failed("boom")] * (4 - n)), id=f"id-{n}") for n in (1, 3))
     of_two = overview(ClassResult(11, ("train_ddp", "mini_ddp"), people))
     assert of_two.count('<td class="r num">3 of 4</td><td class="r num">–</td></tr>') == 1
-    assert ">train_<wbr>ddp</th>" in of_two.partition("<h2>Everybody</h2>")[2].partition("</table>")[0]
+    assert ">train_<wbr>ddp</th>" in of_two.partition("<h2>All learners</h2>")[2].partition("</table>")[0]
     many = overview(ClassResult(11, tuple(f"exercise_{n}" for n in range(7)), people))
-    assert "exercise_" not in many.partition("<h2>Everybody</h2>")[2].partition("</table>")[0]
+    assert "exercise_" not in many.partition("<h2>All learners</h2>")[2].partition("</table>")[0]
 
 
 def test_a_class_of_nobody_is_a_page_too() -> None:
@@ -407,22 +415,50 @@ def test_what_is_not_written_is_three_lines() -> None:
     )
     text = Tree(report_page(report)).text
     assert text.count("Nothing is written here yet") == 1 and "long story" not in text and "proof" not in text
-    assert "exercises/train_ddp.py:12, 31" in text and "./lockstep hint train_ddp" in text and "it passes" in text
+    assert (
+        "exercises/train_ddp.py:12, 31" in text and text.count("./lockstep hint train_ddp") == 1 and "it passes" in text
+    )
     page = report_page(report)
     folded = page[page.index("<summary>4 checks wait for it</summary>") :].partition("</details>")[0]
     assert re.findall(r"<li>([^<]+)", folded) == ["it steps", "it sums", "it ends", "again"]
 
 
 def test_the_points_say_why_a_check_was_not_run() -> None:
-    """At the top, beside the marks: nobody has to look for what a dash means."""
+    """At the top, beside the marks, unless they wait for a check that failed: that is said where it failed."""
     waits = replace(SKIPPED, name="again", reason="needs “it passes”")
     page = report_page(learner("Ada", PASSED, SKIPPED, replace(SKIPPED, name="on two"), waits))
     points = page[page.index('<table class="points">') : page.index("</table>")]
     assert re.findall(r"– (\d not run: [^<]+)<", points) == [
         "2 not run: there is no GPU",
-        "1 not run: needs “it passes”",
     ]
-    assert "<summary>1 not run: needs “it passes”</summary>" in page
+    assert page.count("1 not run: needs “it passes”") == 1 and "<summary>1 not run: needs “it passes”</summary>" in page
+
+
+def test_a_hint_is_offered_once_for_each_exercise() -> None:
+    """... in which a check failed that has hints: none helps with a file that Python cannot read."""
+    unread = replace(failed("x"), diagnosis=Diagnosis("syntax-error", "It cannot be read."))
+    for checks, times in (((failed("a"), failed("b"), PASSED), 1), ((unread,), 0), ((PASSED,), 0)):
+        assert report_page(learner("Ada", *checks)).count("For a hint: <code>./lockstep hint train_<wbr>ddp") == times
+
+
+@pytest.mark.parametrize(("fails", "said"), [
+    ((1,), ["boom 1", "(1)"]), ((1, 1), ["boom 1", "(2)"]), ((1, 2), ["boom 1; boom 2", "(1 each)"]),
+    ((1, 2, 3), ["3 checks", "(1 each)"]), ((), [])
+])  # fmt: skip
+def test_of_checks_that_failed_equally_often_none_is_the_most_often_failed(fails: Any, said: list[str]) -> None:
+    people = tuple(learner(f"Name {at}", failed(f"boom {of}"), id=f"id-{at}") for at, of in enumerate(fails))
+    page = BeautifulSoup(overview(ClassResult(11, ("train_ddp",), people or (learner("Ada", PASSED),))), "html.parser")
+    assert list(page.select("td.last")[0].stripped_strings) == said
+
+
+def test_an_empty_part_is_no_mistake_and_is_counted_by_exercise() -> None:
+    empty = replace(failed("x"), diagnosis=Diagnosis("not-implemented", "Nothing is written here yet."))
+    people = (learner("Ada", empty, id="a"), learner("Bo", failed("boom"), id="b"), learner("Cy", empty, id="c"))
+    page = BeautifulSoup(overview(ClassResult(11, ("train_ddp",), people)), "html.parser")
+    (first, *_) = page.find("h2", string="By exercise").parent.select("tbody tr")
+    assert " ".join(first.select("td")[1].get_text().split()) == "3 (2 empty)"
+    listed = page.find("h2", string="Most frequent diagnoses").parent
+    assert len(listed.select(".chip")) == 1 and "not-implemented" not in listed.get_text()
 
 
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="not run: no chromium here")
@@ -492,6 +528,9 @@ def test_names_are_whole_marks_are_large_and_what_goes_on_says_so(tmp_path: Path
         for width in (1440, 700):
             page.set_viewport_size({"width": width, "height": 900})
             assert [link.evaluate(lines) for link in page.locator(".points a").all()] == [1] * len(names)
+        color = "(one) => getComputedStyle(one).color"
+        seen, *more = [one.evaluate(color) for one in page.locator("#e1 .finding > p").all()]
+        assert len(more) == 4 and more[-2:] == [seen, seen], "what to do is as dark as what was seen"
         own = page.locator(".marks .pass").first.bounding_box()["width"]
         page.goto(f"file://{tmp_path}/class.html")
         assert page.locator(".matrix .pass").first.evaluate(advance) == pytest.approx(own, rel=0.15)

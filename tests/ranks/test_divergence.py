@@ -1,6 +1,5 @@
 """Where the ranks' code parted: from made-up records, as the ranks would have sent them."""
 
-import linecache
 from dataclasses import replace
 
 import pytest
@@ -8,11 +7,10 @@ import pytest
 from lockstep.ranks.divergence import first_divergence, reached, say
 from lockstep.ranks.report import Collective, Frame, RankReport
 
-
-@pytest.fixture(autouse=True)
-def no_source_at_hand() -> None:
-    """A program of that name, which another test of this process may have run, would be read for its branches."""
-    linecache.clearcache()
+TRAIN, HELPER = (
+    "/nowhere/train.py",
+    "/nowhere/helper.py",
+)  # A file that is found, in any folder of sys.path, would be read
 
 
 def record(lines: dict[int, str], members: tuple[int, ...] = ()) -> list[RankReport]:
@@ -22,7 +20,7 @@ def record(lines: dict[int, str], members: tuple[int, ...] = ()) -> list[RankRep
         RankReport(rank, collectives=[
             Collective(
                 rank, number, "barrier" if letter.isupper() else "all_reduce", "0", number, 16, (4,), "float32", start=number,
-                frame=Frame("train.py", ord(letter)), members=members,
+                frame=Frame(TRAIN, ord(letter)), members=members,
             )
             for number, letter in enumerate(text, 1)
         ])
@@ -74,8 +72,8 @@ def helped(callers: dict[int, str], via: tuple[str, ...] = ()) -> list[RankRepor
         report.collectives = [
             replace(
                 one,
-                frame=Frame("helper.py", 4),
-                callers=tuple(filter(None, (one.frame, Frame("train.py", 99)))),
+                frame=Frame(HELPER, 4),
+                callers=tuple(filter(None, (one.frame, Frame(TRAIN, 99)))),
                 via=via,
                 folded=9,
             )
@@ -90,7 +88,7 @@ def test_calls_of_one_helper_are_told_apart_by_who_called_it() -> None:
     assert say(found) == "rank 0 called all_reduce #3 where ranks 1 and 2 called it at train.py:97."
     # What all have in common is left out: the line of the helper's caller is where they parted.
     assert reached(found.calls) == ["Rank 0 reached the call from train.py:120 (); ranks 1 and 2 from train.py:97 ()."]
-    assert found.places[0] == Frame("train.py", 120)
+    assert found.places[0] == Frame(TRAIN, 120)
     assert first_divergence(helped({0: "abxabab", 1: "abyabab", 2: "abyabab"})) is None
 
 

@@ -15,7 +15,7 @@ from lockstep import ranks
 from lockstep.ranks import Outcome, explain
 from lockstep.ranks.mismatch import OTHER_ORDER
 from lockstep.ranks.report import Kind, Topic
-from lockstep.ranks.text import silent_mismatch
+from lockstep.ranks.text import code_around, silent_mismatch
 
 PRELUDE = """\
 import ctypes, os, signal, subprocess, sys, time
@@ -403,6 +403,20 @@ def test_a_break_that_depends_on_the_rank_by_another_name_is_named_and_who_took_
     )
     assert run.cause is not None and run.cause.own == (said,) and run.cause.branch == at
     assert [row.frame and row.frame.line for row in run.cause.rows] == [at + 2, None]
+
+
+def test_a_branch_that_may_have_parted_the_ranks_is_marked_as_no_more() -> None:
+    """A rank may also have had fewer turns of the loop."""
+    text = (
+        "def average(grads):\n    for g in grads:\n        if g is not None:\n            dist.all_reduce(g)\n"
+        "average([t, t if rank else None])"
+    )
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
+    at = PRELUDE.count("\n") + 3
+    assert run.cause is not None and (run.cause.branch, run.cause.may_part) == (None, at), run.cause
+    assert any(note.startswith(f"A rank that does not take the branch at line {at}") for note in run.cause.notes)
+    marked = [(line.number, line.note) for line in code_around(run.cause) if line.branch]
+    assert marked == [(at, "ranks may part here")]
 
 
 def test_a_crash_by_a_mismatch_names_the_branch_too() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lockstep.ranks.report import Collective, Frame, RankReport
-from lockstep.ranks.skipped import Skip, may_skip, skipped
+from lockstep.ranks.skipped import Skip, may_part, may_skip, skipped
 
 HELPER = """
 def sync(g):
@@ -407,3 +407,5 @@ def test_what_may_skip_a_call_of_a_loop(before: str, told: list[str], tmp_path: 
     linecache.checkcache(str(file))
     call = Collective(0, 1, "all_reduce", "0", 1, 4, (1,), "float32", 0, Frame(str(file), 3), members=(0, 1))
     assert may_skip(call) == told
+    place = may_part(call)
+    assert (place.line if place else None) == (2 if told else None)

@@ -86,7 +86,7 @@ def lab(folder: Path) -> Iterator[Lab]:
 def _announced(log: Path, server: subprocess.Popen[bytes]) -> tuple[str, str] | None:
     text = log.read_text(encoding="utf-8")
     assert server.poll() is None, f"./lockstep lab ended: {text}"
-    found = re.search(r"JupyterLab is at (http://\S+?/)lab/tree/start\.ipynb\?token=(\w+)", text)
+    found = re.search(r"^(http://\S+?/)lab/tree/start\.ipynb\?token=(\w+)$", text, re.MULTILINE)
     return (found[1], found[2]) if found else None
 
 

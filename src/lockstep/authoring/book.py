@@ -17,11 +17,12 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from bs4 import BeautifulSoup, Comment, Tag
-from bs4.element import NavigableString
+from bs4.element import NavigableString, PageElement
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from nbconvert import TemplateExporter
@@ -40,7 +41,7 @@ from ..course.quizzes import Question, quiz_file, read, rich
 PAGES = Path(__file__).with_name("pages")
 QUIZ_REPR = re.compile(r"^Quiz\((.+)\)$")
 MAP_REPR = re.compile(r"^CourseMap\(.*\)$")  # a page has its own mark, which needs no kernel
-REFERENCE = re.compile(r"chapter\s+(\d+),\s+([\"“])([^\"”]+)([\"”])")
+REFERENCE = re.compile(r"(?:chapter\s+(\d+),\s+)?[\"“]([^\"”]+)[\"”]")
 ADDRESS = re.compile(r"^(?:[a-z]+\.)+(?:org|com|io)/[\w./#-]*\w$")
 SHORT = 28  # characters of code that stay in a line
 WHOLE = 24  # lines of a cell and what it printed that stay on a page
@@ -52,7 +53,8 @@ PHONE = 500  # A picture that is no wider can be read on a phone without scrolli
 COLUMNS = re.compile(r"\S {2,}\S")  # of a table, which would fall apart in lines that go on
 SHOWN_FILE = re.compile(r"""^print\(Path\("([^"]+)"\)\.read_text\(\)\)$""")
 WRITTEN = re.compile(r"(?:(?:Over)?[Ww]riting|Appending to) \S+")  # what `%%writefile` prints: its first line says it
-UNCOVER = "Predicted? Show the output"
+INLINE = {"a", "b", "code", "em", "i", "kbd", "small", "span", "strong", "sub", "sup", "u", "wbr"}
+UNCOVER = "Predicted? Show what happens"
 VERDICT = r"^(?:HANG|CRASH|DRIFT|MISMATCH|OUT OF MEMORY|TIMEOUT)\b.*(?:\n.+)*"  # up to an empty line
 TINTS = tuple(
     (re.compile(pattern, re.MULTILINE), replacement)
@@ -128,7 +130,7 @@ def stacked(svg: str) -> str:
         f'<svg x="{x}" y="{y}" width="{of}" height="{high}" viewBox="{start} 0 {of} {high}"><use href="#all"/></svg>'
         for x, y, start, of in parts
     )
-    head, _, drawn = svg.partition(">")
+    head, _, drawn = re.sub(r'<path class="a".*\n', "", svg).partition(">")  # no arrow to the right
     head = re.sub(r' (?:width|height|viewBox)="[^"]*"', "", head)
     size = f'viewBox="0 0 {width} {2 * high}" width="{width}" height="{2 * high}"'
     whole = f'<rect class="bg" width="{width}" height="{2 * high}"/>{views}'
@@ -159,7 +161,7 @@ def rendered(course: Course) -> list[Rendered]:
         chapters.append(Rendered(outline, body, _headings(body), questions))
     anchors = {one.outline.number: (one.outline.name, one.anchors) for one in chapters}
     for one in chapters:
-        _link_references(one.body, anchors)
+        _link_references(one, anchors)
     return chapters
 
 
@@ -225,12 +227,25 @@ def _own_links(body: BeautifulSoup) -> None:
 
 
 def _covering(body: BeautifulSoup) -> Markup:
-    """The chapter for a page: what answers a "Predict" is folded. (Slides show it one step later.)"""
+    """The chapter for a page: what answers a "Predict" is folded, and with it the text below, up to the next heading or
+    cell. (Slides show both one step later.)
+    """
     page = copy.copy(body)
     for output in page.find_all(class_="covered"):
         output.name = "details"
         output.insert(0, page.new_tag("summary", string=UNCOVER))
+        cell = output.find_parent(class_="cell")
+        below = [one for one in takewhile(_is_text, cell.next_siblings if cell else ()) if isinstance(one, Tag)]
+        if below:
+            below[0].insert_before(told := page.new_tag("div", attrs={"class": "told"}))
+            told.extend(below)
     return Markup(page.decode())
+
+
+def _is_text(node: PageElement) -> bool:
+    """Neither a heading, nor a cell or a quiz."""
+    apart = {"h1", "h2", "h3", "h4", "cell", "quiz"}
+    return not isinstance(node, Tag) or apart.isdisjoint({node.name, *node.get_attribute_list("class")})
 
 
 class _Cells(HTMLExporter):
@@ -355,17 +370,19 @@ def _sections(chapter: Rendered) -> list[dict[str, Any]]:
     ]
 
 
-def _link_references(body: BeautifulSoup, anchors: dict[int, tuple[str, dict[str, str]]]) -> None:
-    """Make links of references such as: chapter 3, "Hangs"."""
+def _link_references(chapter: Rendered, anchors: dict[int, tuple[str, dict[str, str]]]) -> None:
+    """Make links of references such as: chapter 3, "Hangs". In running text, "Hangs" is enough in its own chapter."""
     here: list[Tag] = []
-    for text in list(body.find_all(string=REFERENCE)):
+    for text in list(chapter.body.find_all(string=REFERENCE)):
         inside = text.find_parent(["a", "code", "script", "style"]) or text.find_parent(class_="input")
         if inside or isinstance(text, Comment):
             continue
         made, end = BeautifulSoup("", "html.parser"), 0
         for found in REFERENCE.finditer(str(text)):
-            name, headings = anchors.get(int(found[1]), ("", {}))
-            anchor = headings.get(" ".join(found[3].split()).replace("`", ""))
+            if not found[1] and text.find_parent(class_=["cell", "quiz"]):
+                continue
+            name, headings = anchors.get(int(found[1] or chapter.outline.number), ("", {}))
+            anchor = headings.get(" ".join(found[2].split()).replace("`", ""))
             if anchor and _is_here(text, anchor):
                 here += [text.parent] if text.parent else []
                 continue
@@ -414,7 +431,19 @@ def _places(chapter: Rendered) -> Iterator[tuple[str, str, str, str]]:
             if element is not None:
                 anchor, title, lines = str(element["id"]), title_of(element), []
         elif isinstance(element, Tag):
-            lines.append(element.get_text(" " if element.name == "section" else ""))
+            lines.append(_words(element))
+
+
+def _words(element: Tag) -> str:
+    """Its text, with a space where a page has another line, and without timelines, whose words say how to read them."""
+    text = copy.copy(element)
+    for drawn in text.find_all(class_="lockstep-timeline"):
+        drawn.decompose()
+    beside = [one for one in text.select("span:not(pre span)") if isinstance(one.next_sibling, Tag)]
+    for apart in [*beside, *text.find_all(lambda one: one.name not in INLINE)]:
+        apart.insert_before(" ")
+        apart.insert_after(" ")
+    return text.get_text()
 
 
 def _index(places: list[tuple[str, str, str, str]]) -> str:

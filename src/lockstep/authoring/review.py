@@ -147,9 +147,10 @@ def _hints(course: Course, name: str) -> Iterator[Lack]:
         yield Lack(name, where, "there are no hints", remedy)
         return
     titles = course.titles(name)
-    for check in dict.fromkeys(check for hint in every for check in hint.checks if check not in titles):
+    known = {*titles, *course.catalogue}
+    for id in dict.fromkeys(id for hint in every for id in hint.checks if id not in known):
         remedy = f"There are: {', '.join(titles)}." if titles else "Write the checks first."
-        yield Lack(name, where, f"a hint is for {check}, and no check has this name", remedy)
+        yield Lack(name, where, f"a hint is for {id}, and no check or diagnosis has this name", remedy)
     count = len(every)
     if count < hints.FEWEST:
         few = f"{count} hints are too few" if count != 1 else "one hint is too few"

@@ -42,6 +42,7 @@ LONG = 7.0  # rem: a higher question has a slide before its code
 EXPLAINED = re.compile(r"(?:HANG|MISMATCH|CRASH|ERROR|ENDED EARLY|NO END)\b")
 MOST_EXPLAINED = 8  # lines of an explanation on one slide
 ALONE = re.compile(r"data-alone")  # what has a slide of its own
+QUIZ = re.compile(r'<ol class="choices">|<p class="right">')
 SHORT = 3  # lines of a cell that stays with what it printed
 BELOW = re.compile(r"\b[Bb]elow,|\bnext (?:\w+ )?cells?\b")
 LEADS_ON = re.compile(rf"<strong>|.*\?$|.*(?:{BELOW.pattern})", re.DOTALL)  # a sentence about what comes next
@@ -55,7 +56,7 @@ NOT_SHOWN = re.compile(r"^%(?:check|hint|load_ext|solution|course)\b|\b(?:contra
 ASIDE = re.compile(r"\s*\(<code[^>]*>--[^()]*\)")  # of options of `%%ranks`, whose line a slide says in words
 BEFORE_AFTER = re.compile(rb'viewBox="0 0 (\d+) .*>before<.*?x="(\d+)"[^>]*>after', re.DOTALL)
 RANK_LINE = 19  # units from the top of a rank's rows to its name
-BEFORE = Markup('<p class="runs">What the cell before printed</p>')
+BEFORE = Markup('<p class="runs">Output of the cell before</p>')
 IMPORT = re.compile(r"(?:import|from|%load_ext) .*|\s*")
 OPENING = re.compile(rf"{IMPORT.pattern}|\"\"\".*\"\"\"")
 PLUMBING = re.compile(
@@ -200,8 +201,10 @@ class _Deck:
             if not made and heading.name == "h3" and not effort:
                 made = [Block("text", self.paragraph(self.first(nodes, 420)))]
             for kind, shown, part in made:
-                said = _unanswered(title) if kind == "ask" else title
-                yield Slide(said, shown, anchor, kind, "" if main else above, part)
+                ends = above and QUIZ.search(shown)  # a section: the question is about any part of it
+                about = above if ends else title
+                said = _unanswered(about) if kind == "ask" else about
+                yield Slide(said, shown, anchor, kind, "" if main or ends else above, part)
 
     def exercise(self, section: Section, task: Tag) -> Markup:
         """Its name, its minutes, its command, and the first sentences of what to do."""
@@ -231,9 +234,9 @@ class _Deck:
                 before = self.last(lead)
                 turns = node.img.get("class") == "turns"
                 if turns:  # what comes out is to be guessed first
-                    asking = before if "?" in before else self.paragraph([self.question])
+                    before += Markup() if "?" in before else self.paragraph([self.question])
                     covered = str(node.img).replace('class="turns"', 'class="covered"')
-                    yield Block("ask", asking + Markup(covered))
+                    yield Block("ask", before + Markup(covered))
                 yield Block("answer" if turns else "picture", before + Markup(str(node.img)) + self.taken(rest))
             elif node.name == "details":
                 before = Markup(str(lead)) if lead else self.paragraph([self.question] if self.question else [], "lead")

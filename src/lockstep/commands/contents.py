@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shutil
 from fnmatch import fnmatch
 from functools import cache
@@ -16,6 +17,9 @@ from typing import Any
 from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
 
 from ..course import Course, CourseError, copies
+from ..notebook.start_page import LANGUAGE, write_start_page
+from ..notebook.start_page import NAME as START_PAGE
+from .lab import trust
 
 MACHINERY = {
     "": (
@@ -33,9 +37,15 @@ MACHINERY = {
 class CourseFiles(AsyncLargeFileManager):
     """JupyterLab's own way to read and write files, with shorter listings."""
 
-    async def get(self, path: str, *given: Any, **options: Any) -> Any:
-        """A file or folder; of a folder of the course, what a learner works with."""
-        model = await super().get(path, *given, **options)  # type: ignore[no-untyped-call]
+    async def get(self, path: str, content: bool = True, *given: Any, **options: Any) -> Any:
+        """A file or folder; of the course's folders, what a learner works with; the start page as it is now; a chapter
+        with what its kernel will say of itself: JupyterLab would add that, and ask whether to save what was only read.
+        """
+        if content and path.strip("/") == START_PAGE:
+            await asyncio.to_thread(_write_start_page, Path(self.root_dir))
+        model = await super().get(path, content, *given, **options)  # type: ignore[no-untyped-call]
+        if model["type"] == "notebook" and model["content"] is not None and self._learners(path):
+            model["content"]["metadata"]["language_info"] = LANGUAGE
         if model["type"] == "directory" and model["content"] is not None:
             hidden = await asyncio.to_thread(_hidden, Path(self.root_dir), path.strip("/"))
             model["content"] = [
@@ -61,6 +71,18 @@ class CourseFiles(AsyncLargeFileManager):
             with contextlib.suppress(OSError):
                 return copies.copy_of(Course(Path(self.root_dir)), name)
         return None
+
+
+class WithoutAddress(logging.Filter):
+    """Lets through what the server logs, except where it is: `./lockstep lab` prints that."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "token=" not in record.getMessage()
+
+
+def _write_start_page(root: Path) -> None:
+    with contextlib.suppress(OSError):  # where none can be written, the old one is read
+        trust([write_start_page(Course(root))])
 
 
 def _make(chapter: Path, kept: Path) -> None:

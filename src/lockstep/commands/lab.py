@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -22,7 +23,11 @@ from ..course.standing import standing
 from ..ranks.client import child_environment
 
 LOOKS = Path(__file__).with_name("jupyterlab")
-QUIET = '{"fetchNews": "false", "checkForUpdates": false}\n'  # JupyterLab asks nobody for these
+SETTINGS = {  # JupyterLab asks nobody for news; an exercise stands beside its chapter, in half a window
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "fileeditor-extension/plugin": {"editorConfig": {"lineNumbers": True, "lineWrap": True}},
+}
+"""What a course's JupyterLab starts with, by the setting's file. Learners can change it: a file that is there stays."""
 
 
 def pages(course: Course) -> list[Path]:
@@ -80,10 +85,11 @@ def open_lab(course: Course, arguments: list[str]) -> int:
     if page is not None:
         trust([page])
     overrides = course.workspace / "jupyter" / "settings"
-    file = overrides / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
-    if not file.is_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(QUIET, encoding="utf-8")
+    for name, values in SETTINGS.items():
+        file = overrides / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        if not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(values), encoding="utf-8")
     environment = {**child_environment(), "LOCKSTEP_COURSE": str(course.root)}
     environment.setdefault("JUPYTERLAB_SETTINGS_DIR", str(overrides))
     # Kernels that know the course's magics before the first cell has run.
@@ -91,6 +97,9 @@ def open_lab(course: Course, arguments: list[str]) -> int:
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={course.root}"]
     # Without encryption each kernel warns in this terminal.
     command += ["--Application.log_level=CRITICAL", "--KernelManager.transport_encryption=auto"]
+    # Jupyter prints three addresses; `_announce` prints the one of the course.
+    quiet = {"filters": {"quiet": {"()": f"{__package__}.contents.WithoutAddress"}}}
+    command.append(f"--ServerApp.logging_config={quiet | {'handlers': {'console': {'filters': ['quiet']}}}}")
     # The file browser without the course's machinery; exercises that open beside a chapter.
     command += [f"--ServerApp.contents_manager_class={__package__}.contents.CourseFiles"]
     # Ctrl-C stops it, and it asks nothing.
@@ -134,5 +143,8 @@ def _announce(course: Course, server: subprocess.Popen[bytes], page: Path | None
             continue
         token = f"?token={found['token']}" if found.get("token") else ""
         where = f"lab/tree/{page}" if page else "lab"
-        print(f"JupyterLab is at {found['url']}{where}{token}   (Ctrl-C stops it)", flush=True)
+        print("JupyterLab is at this address (Ctrl-C stops it):", flush=True)
+        print(f"{found['url']}{where}{token}", flush=True)  # unbroken on its own line, a terminal makes it a link
+        if found["hostname"] in ("0.0.0.0", "::"):  # a container's own name means nothing outside of it
+            print(f"{found['url'].replace(f'//{socket.gethostname()}:', '//localhost:')}{where}{token}", flush=True)
         return

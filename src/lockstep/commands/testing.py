@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from ..authoring import claims
 from ..course import CourseError
@@ -32,8 +35,8 @@ of them slow each other down: seven on two cores need 92 minutes of the processo
 """
 PROCESS_BYTES = 1500 << 20  # What a process holds with all that it has started
 DRAWN = """\
-A tenth of the bank's wrong submissions, drawn by this run's seed, met all checks; the others met the check that must
-notice them. `./lockstep test --all --whole` grades each by all checks."""
+A tenth of the bank's wrong submissions that were graded, drawn by this run's seed, met all checks; the others met the
+check that must notice them. `./lockstep test --all --whole` grades each by all checks."""
 SECOND_TRIES = 6  # How many tests, or chapters, may be run once more
 
 
@@ -63,10 +66,10 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
         else:
             at_once = [f"--numprocesses={cores()}", "--dist=loadfile", "--nbval", "chapters", "-q"]
             cache = Path(place) / "cache"
-            codes = [
-                _call_twice(tests, ["-q", *options], root, environment, cache / "tests"),
-                _call_twice(at_once, ["--nbval", "-q"], root, environment, cache / "chapters"),
-            ]
+            codes = [_call_twice(tests, ["-q", *options], root, environment, cache / "tests")]
+            if codes == [pytest.ExitCode.INTERRUPTED]:
+                return codes[0]  # and nothing is said of what has been graded
+            codes += [_call_twice(at_once, ["--nbval", "-q"], root, environment, cache / "chapters")]
     if everything and "--whole" not in options:
         print(DRAWN)
     print(_claims(root), flush=True)
@@ -116,4 +119,10 @@ def _failed(cache: Path) -> list[str]:
 
 
 def _call(command: Sequence[str], root: Path, environment: dict[str, str]) -> int:
-    return subprocess.run(command, cwd=root, env=environment, stdin=subprocess.DEVNULL).returncode
+    """The exit code of a pytest. Ctrl-C is for it alone: it says what has failed so far, and ends."""
+    with subprocess.Popen(command, cwd=root, env=environment, stdin=subprocess.DEVNULL) as running:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            return running.wait()
+        finally:
+            signal.signal(signal.SIGINT, before)

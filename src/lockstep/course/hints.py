@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from . import progress
-from .course import Course
+from .course import Course, short
 from .stubs import SCRIPT, make_stub, without_markers
 from .toml import CourseError
 
@@ -19,7 +21,7 @@ FOR = re.compile(r"^<!--\s*(?:for:)?(.*?)-->\n?", re.MULTILINE | re.DOTALL)  # A
 
 @dataclass(frozen=True)
 class Hint:
-    """A hint as the learner reads it, and the ids of the checks that it is for."""
+    """A hint as the learner reads it, and the ids of the checks and diagnoses that it is for."""
 
     text: str
     checks: tuple[str, ...] = ()
@@ -41,23 +43,53 @@ def _hint(part: str) -> Hint:
 def take_hint(course: Course, name: str) -> tuple[list[str], int, str]:
     """One more hint each time: (all taken so far, in that order; how many there are; why this one came, or nothing).
 
-    It is one for a check that failed last time, if there is one, else the next in order; the last of all comes last.
-    After that, the same again.
+    It is one for what failed last time, and where to start while nothing has passed: others are for what works, or was
+    not reached. If none is for what failed, it is the next in order. The last of all comes last.
+    After the last, the same again. Raises CourseError, and takes none, while the learner's file is not valid Python.
     """
     every, why = hints(course, name), ""
+    _refuse_unless_python(course.exercises / f"{name}.py")
     with progress.change_exercise(course, name) as known:
         order = [number for number in known.order if number < len(every)]
         left = [number for number in range(len(every)) if number not in order]
         while len(order) < known.hints and left:  # taken when only their count was kept
             order.append(left.pop(0))
-        if left:
-            early = [number for number in left if number + 1 < len(every)] or left
-            fitting = [(check, number) for check in known.failed for number in early if check in every[number].checks]
-            check, number = fitting[0] if fitting else ("", early[0])
-            order.append(number)
-            why = f"for the check that failed: {course.titles(name).get(check, check)}" if check else ""
+        last = len(every) - 1
+        fitting: dict[int, str] = {}
+        for id, number in product(known.failed, left):
+            if id in every[number].checks:
+                fitting.setdefault(number, id)
+        coming = [*fitting]
+        if set(known.failed).isdisjoint(id for hint in every[:last] for id in hint.checks):  # none is for it
+            coming = left
+        elif not known.best:  # nothing works yet: where to start
+            coming += [one for one in left if one not in fitting and not every[one].checks]
+        coming = [number for number in coming if number < last] + [last] * (last in left)
+        if coming:
+            order.append(coming[0])
+            why = _why(course, name, fitting[coming[0]]) if coming[0] in fitting else ""
+        why = "although the exercise has passed" if known.passed and not known.failed else why
         known.order, known.hints = order, len(order)
-    return [_titled(every[number].text) for number in order], len(every), why
+    return [_titled(every[number].text) for number in order], len(order) + len(coming[1:]), why
+
+
+def _why(course: Course, name: str, id: str) -> str:
+    """That a hint is for a check that failed, or for what was found there."""
+    if found := course.catalogue.get(id):
+        return f"for what was found: {found.title}"
+    return f"for the check that failed: {course.titles(name).get(id, id)}"
+
+
+def _refuse_unless_python(file: Path) -> None:
+    """Raises CourseError if the file is there and no Python. A file that cannot be read is no obstacle."""
+    try:
+        ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError) as error:  # a ValueError for a null byte, before Python 3.12
+        line = getattr(error, "lineno", None)
+        at, said = f"{short(file)}:{line}" if line else short(file), getattr(error, "msg", error)
+        raise CourseError(f"{at} is not valid Python: {said}. Correct that first; no hint was taken.") from None
+    except (OSError, RecursionError, MemoryError):
+        pass
 
 
 def to_come(number: int, of: int, how: str) -> str:
@@ -70,7 +102,7 @@ def to_come(number: int, of: int, how: str) -> str:
 
 def _titled(hint: str) -> str:
     """The hint with its title as a line in bold: a heading would be larger than the chapter's."""
-    return re.sub(r"^#+ +(.+)$", r"**\1**", hint, flags=re.MULTILINE)
+    return re.sub(r"\A#+ +(.+)$", r"**\1**", hint, flags=re.MULTILINE)
 
 
 def solution(course: Course, name: str, suffix: str = ".py") -> str:
@@ -79,6 +111,18 @@ def solution(course: Course, name: str, suffix: str = ".py") -> str:
     if not file.is_file():
         raise CourseError("this copy of the course has no solutions")
     return without_markers(file.read_text(encoding="utf-8"))
+
+
+def code_of(text: str) -> str:
+    """A Python file without its contract, the docstrings of more than a line, and without its `__main__`."""
+    tree = ast.parse(text)
+    scopes = (node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef))
+    told = [one.body[0] for one in scopes if ast.get_docstring(one) and len(one.body) > 1]
+    parts = [one for one in told if one.lineno != one.end_lineno]
+    parts += [one for one in tree.body if isinstance(one, ast.If) and "__name__" in ast.unparse(one.test)]
+    dropped = {number for one in parts for number in range(one.lineno, (one.end_lineno or 0) + 1)}
+    kept = "\n".join(line for number, line in enumerate(text.splitlines(), 1) if number not in dropped)
+    return re.sub(r"\n{4,}", "\n\n\n", kept).strip() + "\n"
 
 
 def write_up(course: Course, name: str) -> str:

@@ -23,8 +23,8 @@ COMPLETE = "complete"
 class ExerciseProgress:
     """One exercise: the best score of all attempts, how many hints were taken. `last` is when it was graded last.
 
-    `failed` are the checks that failed then. `order` has the hints taken, counted from 0 as they stand in their file; a
-    file written before it was kept has `hints` alone.
+    `failed` are the checks that failed then, each after its diagnosis. `order` has the hints taken, counted from 0 as
+    they stand in their file; a file written before it was kept has `hints` alone.
     """
 
     passed: bool = False

@@ -145,13 +145,15 @@ def _chapter(outline: Outline, known: progress.Progress) -> ChapterStanding:
     answers, graded = known.quizzes, known.exercises
     right = {key for key, answer in answers.items() if answer == progress.RIGHT}
     passed = {name for name, exercise in graded.items() if exercise.passed}
+    # Who took a hint may only be looking ahead.
+    tried = {name for name, exercise in graded.items() if exercise.attempts}
     exercises = [name for section in outline.sections for name in section.exercises]
     sections = tuple(
         Standing(
             section,
             len(right & set(section.quizzes)) + len(passed & set(section.exercises)),
             len(section.quizzes) + len(section.exercises),
-            any(key in answers for key in section.quizzes) or any(name in graded for name in section.exercises),
+            any(key in answers for key in section.quizzes) or any(name in tried for name in section.exercises),
             tuple(
                 (one.best, one.max_score)
                 for one in map(graded.get, section.exercises)

@@ -27,7 +27,7 @@ IDS = {
     Kind.TOO_MANY_PROCESSES: "too-many-processes",
 }
 JOINS_OUTSIDE = r"^(?!def |from |import )\S.*\b(init_process_group|setup_ddp)\( || \binit_process_group\("
-NO_IMPORT = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
+NOT_PYTHON = ("SyntaxError", "IndentationError", "TabError")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def general(submission: Submission, run: ranks.Run) -> Finding:
             return Finding("group-on-import", message, JOINS_OUTSIDE)
         id, message = _read_error(submission, cause.error, message)
     frame = _innermost(cause, str(submission.file))
-    proof = text.Evidence() if id == UNWRITTEN else evidence(run)
+    proof = text.Evidence() if id in (UNWRITTEN, "syntax-error") else evidence(run)  # the line says all
     return Finding(id, _left_behind(cause) or message, frame, proof)
 
 
@@ -91,7 +91,9 @@ def _read_error(submission: Submission, error: ranks.Error, message: str) -> tup
             return UNWRITTEN, nothing_written(todo)
         if todo and stub.isidentifier() and (submission.folder / f"{stub}.py").is_file():
             return UNWRITTEN, f"{name} uses {stub}, where nothing is written yet.\nTo do there: {todo}."
-    if error.type in NO_IMPORT:
+    if error.type in NOT_PYTHON:
+        return "syntax-error", f"Python cannot read {shown}: {error.message}"
+    if error.type in ("ImportError", "ModuleNotFoundError"):
         return "import-error", f"{shown} cannot be imported: {error}"
     missing = re.search(r"module '\w+' has no attribute '(\w+)'", error.message)
     if missing and not error.frames:

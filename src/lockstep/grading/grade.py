@@ -29,7 +29,7 @@ def grade(course: Course, request: GradeRequest, on_check: OnCheck | None = None
     request = replace(request, exercises=tuple(course.require(request.exercises)))
     if request.isolation in (None, "none"):
         warm(request.exercises)
-    listener = _Listener(request, on_check)
+    listener = _Listener(course, request, on_check)
     options = ["--exitfirst"] if request.until_failure else []
     status, said = _pytest(course, (*request.exercises, *request.missing), options, listener)
     session, faults = listener.session, listener.faults
@@ -50,10 +50,10 @@ def grade(course: Course, request: GradeRequest, on_check: OnCheck | None = None
 
 
 class _Listener:
-    """A pytest plugin that hands the request in and takes the results out."""
+    """A pytest plugin that hands the request in and takes the results out. The course too: it has read its files."""
 
-    def __init__(self, request: GradeRequest, on_check: OnCheck | None) -> None:
-        self.request, self.on_check = request, on_check
+    def __init__(self, course: Course, request: GradeRequest, on_check: OnCheck | None) -> None:
+        self.course, self.request, self.on_check = course, request, on_check
         self.session: Session | None = None
         self.uncollected: list[str] = []
 
@@ -64,7 +64,7 @@ class _Listener:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        config.stash[REQUEST] = self.request
+        config.stash[REQUEST] = (self.course, self.request)
         config.option.tbstyle = "native"  # For faults of ours; pytest's own style parses whole files each time.
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 
 SHOWN = 6
@@ -86,7 +87,10 @@ class Where:
 
     def __str__(self) -> str:
         place = f" at {self.path}" if self.path else ""
-        return f"{show(self.seen)}{place}; expected {show(self.right)}"
+        seen, right = show(self.seen), show(self.right)
+        if seen == right and _is_number(self.seen) and _is_number(self.right):
+            seen, right = repr(self.seen), repr(self.right)
+        return f"{seen}{place}; expected {right}"
 
 
 def equal(seen: Any, right: Any, tolerance: Tolerance = ROUNDING) -> bool:
@@ -194,7 +198,8 @@ def _between_tensors(seen: Any, right: torch.Tensor, tolerance: Tolerance, path:
         return None
     flat = apart.nan_to_num(nan=float("inf")).flatten()
     index = int(flat.argmax())
-    place = [int(at) for at in torch.unravel_index(torch.tensor(index), right.shape)] if right.dim() else ""
+    # Not torch's, which imports sympy first: a second.
+    place = [int(at) for at in numpy.unravel_index(index, right.shape)] if right.dim() else ""
     where = f"{path}{place}"
     return Where(where, ours.flatten()[index].item(), theirs.flatten()[index].item(), float(flat[index]))
 

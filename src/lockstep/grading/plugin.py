@@ -80,7 +80,7 @@ UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticErro
 """What a check raises when the ranks report something that its scenario never does: the submission has seen to that.
 Breaking a check must not be better than failing it."""
 BROKEN = "this check of ours broke"
-REQUEST = pytest.StashKey[GradeRequest]()
+REQUEST = pytest.StashKey[tuple[Course, GradeRequest]]()
 SESSION = pytest.StashKey[Session]()
 
 
@@ -101,8 +101,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "stage(what, where): what a learner writes in this stage, and where it is explained"
     )
-    request = config.stash.get(REQUEST, None) or _request(config)
-    session = Session(find(config.rootpath), request)
+    course, request = config.stash.get(REQUEST, None) or (find(config.rootpath), _request(config))
+    session = Session(course, request)
     config.stash[SESSION] = session
     config.add_cleanup(session.close)
 

@@ -112,6 +112,8 @@ def locate(course: Course, name: str, request: GradeRequest) -> Path:
     if not place.is_file():
         remedy = f"./lockstep reset {name} brings the stub back" if given is None else "give a file or a folder"
         raise CourseError(f"there is no {place}: {remedy}")
+    if place.suffix == SCRIPT:
+        raise CourseError(f"{place} is a batch script: give the folder that holds it and {leaf(name)}.py")
     if place.stat().st_size > MAX_BYTES:
         raise CourseError(f"{place} has more than 1 MiB; a submission is one Python file")
     return place.resolve()

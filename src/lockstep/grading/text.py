@@ -109,8 +109,8 @@ def exercise_text(exercise: ExerciseResult, hint: str = HINT) -> str:
 
 
 def hint_text(exercise: ExerciseResult, hint: str = HINT) -> str:
-    """The command that helps with what failed; empty if nothing did, or if the lines of unwritten parts have it."""
-    return f"For a hint: {hint} {exercise.name}" if any(map(is_explained, exercise.checks)) else ""
+    """The command that helps with what failed; empty if nothing did, or only what has no hint: see `wrong`."""
+    return f"For a hint: {hint} {exercise.name}" if exercise.wrong else ""
 
 
 def stage_text(exercise: ExerciseResult) -> str:
@@ -120,7 +120,7 @@ def stage_text(exercise: ExerciseResult) -> str:
 
 def check_text(check: CheckResult, exercise: str = "", width: int = WIDTH, hint: str = HINT) -> str:
     """One check: a line, and for a failed one what was seen, where, why, and what to read."""
-    first = f"  {MARKS[check.outcome]} {check.name}"
+    first = f"  {MARKS[check.outcome]} {check.headline}"
     if is_unwritten(check):
         assert check.diagnosis is not None
         said = check.diagnosis.message.partition("\n")[0].removesuffix(".")

@@ -21,6 +21,14 @@ def nothing_written(todo: str) -> str:
     return "Nothing is written here yet." + (f"\nTo do: {todo}." if todo else "")
 
 
+OF_THE_FILE = {
+    "syntax-error": "the file is not valid Python",
+    "import-error": "the file cannot be imported",
+    "group-on-import": "the file joins a process group when it is imported",
+}
+"""Diagnoses that are about the file and no check's subject, with the headline of each."""
+
+
 class CheckOutcome(str, Enum):
     """Three values. What could not run is neither failed nor passed."""
 
@@ -80,6 +88,11 @@ class CheckResult:
     lacking: bool = False
     stage: str = ""
 
+    @property
+    def headline(self) -> str:
+        """What the lines of a failure are about: the check's name, or what is wrong with the file before any check."""
+        return OF_THE_FILE.get(self.diagnosis.id, self.name) if self.diagnosis else self.name
+
 
 @dataclass(frozen=True)
 class ExerciseResult:
@@ -107,9 +120,10 @@ class ExerciseResult:
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """The ids of the checks that failed, without those of parts that are still as they were handed out."""
+        """Ids of what failed on its own subject, diagnosis and check: the part is written, in a file that works."""
         failed = (check for check in self.checks if check.outcome is CheckOutcome.FAILED)
-        return tuple(check.id for check in failed if not (check.diagnosis and check.diagnosis.id == UNWRITTEN))
+        ids = ((check.diagnosis.id if check.diagnosis else "", check.id) for check in failed)
+        return tuple(id for pair in ids if pair[0] not in {UNWRITTEN, *OF_THE_FILE} for id in pair if id)
 
     @property
     def summary(self) -> str:

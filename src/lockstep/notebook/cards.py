@@ -27,6 +27,7 @@ HINT = "%hint"
 UNSAVED = "(or not saved: Ctrl+S)"
 SOLUTIONS = "The course's solution:"
 COMMAND = re.compile(r"(%(?:check|solution) [\w/]+)")
+NEXT = re.compile(r"(?<=^Next: )[\w/]+(?=,)|(?<= · then )[\w/]+(?=:)")
 REFERENCE = re.compile(r"chapter (\d+), &quot;(.+?)&quot;")  # In HTML
 
 
@@ -84,15 +85,18 @@ def report_card(report: Report, onward: Sequence[str] = (), of_solutions: bool =
 
     `of_solutions` says that the course's own solutions were checked, so that no reader takes it for a pass.
     """
-    parts = [_exercise(exercise, of_solutions) for exercise in report.exercises]
+    lines = [COMMAND.sub(r'<code class="ls-keep">\1</code>', NEXT.sub(_following, _linked(line))) for line in onward]
+    last = f"<p>{'<br>'.join(lines)}</p>" if lines else ""
+    parts = [
+        _exercise(exercise, of_solutions, last if exercise is report.exercises[-1] else "")
+        for exercise in report.exercises
+    ]
     parts += [f'<div class="ls-card"><p>{escape(BROKE)}</p><pre>{escape(fault)}</pre></div>' for fault in report.faults]
-    lines = [COMMAND.sub(r'<code class="ls-keep">\1</code>', _linked(line)) for line in onward]
-    parts += [f"<p>{'<br>'.join(lines)}</p>"] if lines else []
     whose = SOLUTIONS if of_solutions else ""
     return Card("".join(parts), "\n\n".join(filter(None, (whose, report_text(report, HINT), "\n".join(onward)))))
 
 
-def _exercise(result: ExerciseResult, of_solution: bool = False) -> str:
+def _exercise(result: ExerciseResult, of_solution: bool, last: str) -> str:
     worth = Worth()
     checks = [check for check in result.checks if worth(check)]
     failed = [check for check in checks if check.outcome is CheckOutcome.FAILED]
@@ -102,34 +106,41 @@ def _exercise(result: ExerciseResult, of_solution: bool = False) -> str:
     head = f'<span class="ls-green">✓ {breakable(result.name)}</span>' if result.passed else name
     head = f"<span>{SOLUTIONS} {name}</span>" if of_solution else head
     score = f'<span class="ls-soft">{result.summary}</span>'
-    parts = [f'<div class="ls-row">{head}{score}</div>', *(_failed(check, result.name) for check in failed)]
-    parts += [f"<p>For a hint: {_hint(result.name)}</p>"] if wrong else []
+    ids = [check.diagnosis.id if check.diagnosis else "" for check in failed]
+    parts = [f'<div class="ls-row">{head}{score}</div>']
+    parts += [_failed(check, result.name, again=ids[at] in ids[:at]) for at, check in enumerate(failed)]
+    parts += [f"<p>For a hint: {_hint(result.name)}</p>"] if result.wrong else []
     passed = [check.name for check in checks if check.outcome is CheckOutcome.PASSED]
-    parts.append(_folded('<span class="ls-green">✓</span>', passed, "passed"))
-    parts += [_folded("–", names, f"not run: {why}" if why else "not run") for why, names in not_run(checks).items()]
+    label = "the checks" if result.passed else f'<span class="ls-green">✓</span> {len(passed)} passed'
+    parts.append(_folded(label, passed))
+    parts += [
+        _folded(f"– {len(names)} not run{escape(f': {why}' if why else '')}", names)
+        for why, names in not_run(checks).items()
+    ]
     parts += [f"<p>{_linked(stage_text(result))}</p>"] if result.stage else []
-    return f'<div class="ls-card {state}">{"".join(parts)}</div>'
+    return f'<div class="ls-card {state}">{"".join(parts)}{last}</div>'
 
 
-def _folded(mark: str, names: list[str], words: str) -> str:
+def _folded(label: str, names: list[str]) -> str:
     if not names:
         return ""
     listed = "".join(f"<li>{breakable(name)}</li>" for name in names)
-    return f"<details><summary>{mark} {len(names)} {escape(words)}</summary><ul>{listed}</ul></details>"
+    return f"<details><summary>{label}</summary><ul>{listed}</ul></details>"
 
 
 def _hint(exercise: str) -> str:
     return f"<code>{HINT} {breakable(exercise)}</code>"
 
 
-def _failed(check: CheckResult, exercise: str) -> str:
+def _failed(check: CheckResult, exercise: str, again: bool = False) -> str:
+    """A failed check, with the reason of its diagnosis and where to read on, unless these stand above (`again`)."""
     found = check.diagnosis
     assert found is not None
     message, _, more = found.message.partition("\n")
     place = opened(found.file or "", found.line)
     if is_unwritten(check):
         return f"<p>✗ {escape(message.removesuffix('.'))} {UNSAVED} ·&nbsp;{place} ·&nbsp;{_hint(exercise)}</p>"
-    name = f'<span class="ls-red">✗ {breakable(check.name)}</span>'
+    name = f'<span class="ls-red">✗ {breakable(check.headline)}</span>'
     id = f'<code class="ls-soft">{escape(found.id)}</code>'
     parts = [
         f'<div class="ls-row">{name}{id}</div>',
@@ -138,8 +149,9 @@ def _failed(check: CheckResult, exercise: str) -> str:
         f"<p>{place}{'' if found.code else f' &nbsp; <code>{escape(found.source)}</code>'}</p>" if found.line else "",
         proof(found.proof),
     ]
-    parts.append(f"<p>{coded(found.why)}</p>" if found.why else "")
-    parts.append(f"<p>Read: {_linked(found.read)}</p>" if found.read else "")
+    if not again:
+        parts.append(f"<p>{coded(found.why)}</p>" if found.why else "")
+        parts.append(f"<p>Read: {_linked(found.read)}</p>" if found.read else "")
     return f'<div class="ls-one">{"".join(parts)}</div>'
 
 
@@ -158,11 +170,16 @@ def hint_card(exercise: str, taken: Sequence[str], of: int, why: str = "") -> Ca
 # Links ----------------------------------------------------------------------------------------------------------------
 
 
-def opened(file: str, line: int | None) -> str:
-    """`exercises/train_ddp.py:64`, a link that opens the file where JupyterLab can."""
-    shown = f"<code>{breakable(f'{file}:{line}' if line else file)}</code>"
+def opened(file: str, line: int | None, shown: str = "") -> str:
+    """`exercises/train_ddp.py:64`, or what is `shown` for it, a link that opens the file where JupyterLab can."""
+    shown = shown or f"<code>{breakable(f'{file}:{line}' if line else file)}</code>"
     with_link = file and not os.path.isabs(file) and (Path("..") / file).is_file()
-    return f'<a href="../{escape(file)}">{shown}</a>' if with_link else shown
+    return f'<a href="../{escape(file)}{f"#L{line}" if line else ""}">{shown}</a>' if with_link else shown
+
+
+def _following(named: re.Match[str]) -> str:
+    """The next exercise's name, as a link that opens its file."""
+    return opened(f"exercises/{named[0]}.py", None, breakable(named[0]))
 
 
 def _linked(said: str) -> str:

@@ -88,7 +88,7 @@ class Checking:
 def _tick(check: CheckResult) -> str:
     if is_unwritten(check) and check.diagnosis is not None:
         return _line(check.outcome, check.diagnosis.message.partition("\n")[0])
-    return _line(check.outcome, f"{check.name}: {check.reason}" if check.reason else check.name)
+    return _line(check.outcome, f"{check.name}: {check.reason}" if check.reason else check.headline)
 
 
 def _line(outcome: CheckOutcome, said: str) -> str:

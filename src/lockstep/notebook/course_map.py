@@ -62,7 +62,8 @@ window.lockstepBeside ??= (addEventListener("click", async (event) => {
   if (!path || (path.startsWith("chapters/") && !to.hash)) return;
   event.preventDefault();
   event.stopPropagation();
-  if (to.hash) {
+  const line = Number(to.hash.match(/^#L(\\d+)$/)?.[1] ?? 0);
+  if (to.hash && !line) {
     const opened = await app.commands.execute("docmanager:open", { path });
     const place = decodeURIComponent(to.hash.slice(1));
     await opened?.context?.ready;
@@ -86,14 +87,22 @@ window.lockstepBeside ??= (addEventListener("click", async (event) => {
   const there = [...app.shell.widgets("main")].find((one) => one.context?.path?.startsWith("exercises/"));
   const options = there ? { mode: "tab-after", ref: there.id } : { mode: "split-right" };
   if (innerWidth < 1200) app.shell.collapseLeft?.();
-  app.commands.execute("docmanager:open", { path, options });
+  const opened = await app.commands.execute("docmanager:open", { path, options });
+  await opened?.context?.ready;
+  setTimeout(() => {
+    const editor = line && opened?.content?.editor, at = { line: line - 1, column: 0 };
+    editor?.setCursorPosition?.(at);
+    editor?.revealPosition?.(at);
+    link.scrollIntoView({ block: "nearest" });
+  }, 300);
 }, true), true);
 </script>"""
-"""An exercise's file opens beside the chapter, where `./lockstep lab` lets a page speak to JupyterLab; elsewhere, as
-JupyterLab does it, over the chapter. In a narrow window the file browser makes room for both. A section is shown even
-if its chapter has to be opened first: JupyterLab itself goes there before the chapter is drawn, and stays at its top.
-We go there again until its heading has been in the upper third for 2 s, for a minute at most, and not against the
-learner. Its cell is then the selected one, which Shift+Enter runs.
+"""An exercise's file opens beside the chapter, at the line that its link names, and the link stays in view, where
+`./lockstep lab` lets a page speak to JupyterLab; elsewhere, as JupyterLab does it, over the chapter. In a narrow window
+the file browser makes room for both. A section is shown even if its chapter has to be opened first: JupyterLab itself
+goes there before the chapter is drawn, and stays at its top. We go there again until its heading has been in the upper
+third for 2 s, for a minute at most, and not against the learner. Its cell is then the selected one, which Shift+Enter
+runs.
 """
 
 RETURN = """<script>

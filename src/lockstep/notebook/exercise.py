@@ -54,7 +54,7 @@ class ExerciseMagics(Magics):
 
     @line_magic
     def solution(self, line: str) -> None:
-        """Show the course's own solution of an exercise that has passed: `%solution train_ddp`."""
+        """Show the code of the course's own solution of an exercise that has passed: `%solution train_ddp`."""
         course, (name, *_) = _asked(line, "%solution")
         if not progress.of(course, name).passed:
             raise UsageError(
@@ -64,8 +64,14 @@ class ExerciseMagics(Magics):
             parts = {suffix: hints.solution(course, name, suffix) for suffix in hints.suffixes(course, name)}
         except CourseError as error:
             raise UsageError(str(error)) from None
-        said = [f"```{'python' if suffix == '.py' else 'bash'}\n{code}```" for suffix, code in parts.items()]
-        display(Markdown("\n\n".join(filter(None, [*said, hints.write_up(course, name)]))))
+        said = [
+            f"```python\n{hints.code_of(code)}```" if suffix == ".py" else f"```bash\n{code}```"
+            for suffix, code in parts.items()
+        ]
+        whole = (
+            f"Without the contract and the example. In a terminal, `./lockstep solution {name}` shows the whole file."
+        )
+        display(Markdown("\n\n".join(filter(None, [*said, whole, hints.write_up(course, name)]))))
 
     @line_magic
     def course(self, line: str) -> Any:

@@ -27,9 +27,12 @@ STYLE = """<style>
 .lockstep-quiz label code { font-family: var(--jp-code-font-family, monospace); font-size: .93em; padding: 1px 5px;
   background: var(--jp-layout-color2, transparent) }
 .lockstep-quiz { --of: var(--jp-success-color1, #388e3c) }
-.lockstep-quiz.lockstep-chose-wrong { --of: var(--jp-warn-color1, #f57c00) }
+.lockstep-quiz.lockstep-chose-wrong { --of: var(--jp-error-color1, #d32f2f) }
 .lockstep-quiz:is(.lockstep-chose-right, .lockstep-chose-wrong) label:has(:checked) {
   border-color: var(--of); background: color-mix(in srgb, var(--of) 12%, transparent) }
+.lockstep-quiz:is(.lockstep-chose-right, .lockstep-chose-wrong) label:has(:checked)::before {
+  content: "✓"; margin-left: 8px; font-weight: 700 }
+.lockstep-quiz.lockstep-chose-wrong label:has(:checked)::before { content: "✗" }
 .lockstep-quiz :is(.lockstep-right, .lockstep-wrong) {
   border-left: 3px solid var(--of); padding-left: 10px; margin-top: 4px }
 .lockstep-quiz .lockstep-count { opacity: .75; font-size: .93em }
@@ -148,6 +151,7 @@ class Quiz(Stored):
         self._told = choice = self.question.choices[self._choices.value]
         style = "right" if choice.right else "wrong"
         self._color(style)
+        self._button.button_style = ""  # what was asked is answered
         said = f'{_verdict(choice)}<div class="lockstep-count">{self._count(known)}</div>'
         self._feedback.value = f'<div class="lockstep-{style}">{said}</div>'
         self.update_stored()

@@ -1,10 +1,11 @@
 """The page that `./lockstep lab` opens: the course map, with where to go on.
 
-It is a notebook, written each time the lab starts, so the map is there before a kernel is.
+It is a notebook, written when the lab starts and whenever JupyterLab reads it, so the map is there before a kernel is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from html import escape
 from pathlib import Path
@@ -45,15 +46,37 @@ window.jupyterapp?.restored.then(() => setTimeout(() => {
 opens it again keeps it.
 """
 
+FOLLOW = """<script>
+if (window.jupyterapp) window.lockstepFollow ??= (() => {
+  const shell = jupyterapp.shell;
+  const drawn = (page) => [page.cells[1]?.outputs[0]?.data?.["text/html"]].flat().join("");
+  const follow = async () => {
+    const page = shell.currentWidget?.context;
+    if (page?.path !== "start.ipynb" || page.model.dirty) return;
+    const now = await jupyterapp.serviceManager.contents.get(page.path, { content: true });
+    if (drawn(now.content) !== drawn(page.model.toJSON())) await page.revert();
+  };
+  shell.currentChanged.connect(follow);
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) follow() });
+  document.head.insertAdjacentHTML("beforeend", "<style>.ls-stale { display: none }</style>");
+  return true;
+})();
+</script>"""
+"""Where `./lockstep lab` lets a page speak to JupyterLab, it is read again when its tab or the browser's is chosen."""
+
 
 def write_start_page(course: Course) -> Path:
-    """Write it into the course's folder. A chapter that cannot be read is named in the place of the map."""
+    """Write it into the course's folder, if it isn't there as it is now. A chapter that cannot be read is named in the
+    place of the map.
+    """
     try:
         now = standing(course)
-        shown = f'<p class="ls-soft">{STALE}</p>{as_html(course, now, folder=course.root)}'
+        shown = f'<p class="ls-soft ls-stale">{STALE}</p>{as_html(course, now, folder=course.root)}'
     except CourseError as unreadable:
         shown = f"<p>{escape(str(unreadable))}</p>"
-    output = v4.new_output("display_data", {"text/html": said(ALONE + shown + ROOM), "text/plain": "CourseMap()"})
+    output = v4.new_output(
+        "display_data", {"text/html": said(ALONE + shown + ROOM + FOLLOW), "text/plain": "CourseMap()"}
+    )
     hidden = {"jupyter": {"source_hidden": True}}
     cells = [
         v4.new_markdown_cell(HEAD, id="head"),
@@ -62,5 +85,9 @@ def write_start_page(course: Course) -> Path:
     ]
     file = course.root / NAME
     metadata = {"kernelspec": KERNEL, "language_info": LANGUAGE}
-    nbformat.write(v4.new_notebook(cells=cells, metadata=metadata), file)
+    text = nbformat.writes(v4.new_notebook(cells=cells, metadata=metadata)) + "\n"
+    with contextlib.suppress(OSError):
+        if file.read_text(encoding="utf-8") == text:
+            return file
+    file.write_text(text, encoding="utf-8")
     return file

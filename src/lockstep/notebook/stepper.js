@@ -33,7 +33,9 @@ td.guess { outline: 2px dashed var(--mark); outline-offset: 3px }
 td span, .ghost span { display: inline-block; min-width: 1.8em; padding: 1px 2px; font-variant-numeric: tabular-nums }
 td.corner { border: 0; background: none }
 td.sent { border: 0; background: none; color: var(--quiet); white-space: nowrap; min-width: 10ch; text-align: left }
-@media (max-width: 480px) { table { border-spacing: 9px 13px; margin: -6px -9px } td.sent { font-size: 12px } }
+@media (max-width: 480px) { table { border-spacing: 9px 13px; margin: -6px 0 -6px -9px } td.sent { font-size: 12px; min-width: 8ch } }
+@media (max-width: 380px) { table { border-spacing: 6px 13px; margin-left: -6px } th { font-size: 12px } thead th { white-space: normal }
+  td span, .ghost span { min-width: 1.4em } td.sent { white-space: normal; font-size: 11px; min-width: 4ch } }
 .ghost { position: absolute; border-radius: 5px; border: 2px solid transparent; text-align: center; background: var(--own) }
 .ghost.part { background: var(--part) } .ghost.full { background: var(--full) }
 .ghost.flies { border-color: var(--mark); box-shadow: 0 2px 8px rgb(0 0 0 / .35) }
@@ -42,14 +44,18 @@ path { stroke: var(--mark); stroke-width: 2; fill: none } marker path { fill: va
 #stepper { display: flex; flex-direction: column } #stepper > * { min-width: 0 }
 .asks { gap: 4px 8px; margin: 0 } .asks p { flex-basis: 100% } .asks[hidden], .asks[hidden] + .told { display: none }
 .asks, .told { border-left: 3px solid var(--mark); padding-left: 10px } .told { margin-bottom: 8px; padding-top: 4px }
-.asks.right, .right + .told { --verdict: var(--right) } .asks.wrong, .wrong + .told { --verdict: var(--wrong) }
+.asks.right { --verdict: var(--right) } .asks.wrong { --verdict: var(--wrong) }
 .asks button { min-height: 30px; padding: 0 10px } .asks button[aria-pressed=true] { background: var(--verdict, var(--mark)); color: var(--bg) }
-.verdict { min-height: 1.4em; margin: 0; font-weight: 600; color: var(--verdict, inherit) }
-.rule { margin: 4px 0 0; color: var(--quiet) }
-/* Where there is room, the answer's place is kept below its question; on a phone the answer comes below the picture. */
-.unseen .rule { visibility: hidden }
+.head { display: contents }
+.verdict { order: 1; min-height: 1.4em; margin: 0; font-weight: 600; color: var(--verdict, inherit) }
+.rule { margin: 0; color: var(--quiet) }
+/* Where there is room, the answer's place is kept below its question. On a phone the answer takes the question's place,
+   and captions, which differ in height, are below the picture. */
+.asks:not(.seen) + .told .rule { visibility: hidden }
 @media (max-width: 480px) {
-  .asks { margin-bottom: 8px } .told { order: 1 } .told.unseen { display: none } .key, .cost { order: 2 }
+  .asks { margin-bottom: 8px } .head { display: grid; flex-basis: 100% } .head p { grid-area: 1 / 1; margin: 4px 0 }
+  .seen .question { visibility: hidden } .asks:not(.seen) + .told { display: none }
+  .said { min-height: 0 !important } .said { order: 1 } .told, .key, .cost { order: 2 }
 }
 @media (pointer: coarse) { .key .keys { display: none } }
 .key .own { background: var(--own) } .key i { display: inline-block; width: 14px; height: 14px; border-radius: 3px; vertical-align: -2px; margin-right: 4px }
@@ -128,12 +134,13 @@ function mount(root, data) {
   const slider = element("input", { type: "range", min: 0, ariaLabel: "step", oninput: by(() => Number(slider.value)) });
   const table = element("table");
   const field = element("div", { className: "field" }, table);
-  const said = element("p"), cost = element("p", { className: "cost" });
+  const said = element("p", { className: "said" }), cost = element("p", { className: "cost" });
   said.setAttribute("role", "status");
   const asks = element("div", { className: "row asks", role: "group" });
+  const question = element("p", { className: "question" });
   const verdict = element("p", { className: "verdict", ariaLive: "polite" });
   const rule = element("p", { className: "rule" });
-  const told = element("div", { className: "told" }, verdict, rule);
+  const told = element("div", { className: "told" }, rule);
   const key = element("p", { className: "key" });
   for (const [name, text] of [["own", "the rank's own numbers"], ["part", "a sum over some ranks"],
     ["full", "the sum over all ranks"], ["fresh", "just arrived"], ["guess", "your choice"]]) {
@@ -188,7 +195,7 @@ function mount(root, data) {
         for (let i = at[chunk]; i < at[chunk + 1]; i++) cell.append(element("span", { textContent: state.numbers[rank][i] }));
         row.append(cell);
       }
-      row.append(element("td", { className: "sent", textContent: `sent ${bytes[rank]} B` }));
+      row.append(element("td", { className: "sent", textContent: `sent ${bytes[rank]}\u00a0B` }));
       return row;
     }));
     const names = Array.from({ length: plan.chunks }, (_, chunk) => element("th", {
@@ -239,7 +246,7 @@ function mount(root, data) {
     asks.classList.toggle("wrong", wrong);
     const head = right ? "✓ Right: chunk" : wrong ? `✗ Not on rank ${now.guess}: chunk` : "Chunk";
     const text = now.seen ? `${head} ${ASKED} was complete first on rank ${end.rank}, after step ${end.step}.` : "";
-    told.classList.toggle("unseen", !now.seen);
+    asks.classList.toggle("seen", now.seen);
     if (verdict.textContent !== text) verdict.textContent = text;  // a screen reader says each change
   }
 
@@ -248,8 +255,9 @@ function mount(root, data) {
     const end = ending(), guess = (rank) => () => { now.guess = rank; show(); };
     asks.hidden = key.querySelector(".guess").parentNode.hidden = end === null;
     asks.ariaLabel = `Where does chunk ${ASKED} end?`;
-    asks.replaceChildren(element("p", {}, element("b", { textContent: `Where does chunk ${ASKED} end? ` }),
-      "On which rank will its sum be complete first? Choose, then press Play."),
+    question.replaceChildren(element("b", { textContent: `Where does chunk ${ASKED} end? ` }),
+      "On which rank will its sum be complete first? Choose, then press Play.");
+    asks.replaceChildren(element("div", { className: "head" }, question, verdict),
       ...Array.from({ length: now.ranks }, (_, rank) => button(`rank ${rank}`, `rank ${rank}`, guess(rank))));
     const start = ASKED % now.ranks;
     rule.textContent = `The rule: chunk ${ASKED} starts on rank ${start} and moves to the next rank in each step. Each rank adds its own `

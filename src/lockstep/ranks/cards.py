@@ -105,6 +105,12 @@ def _class(kinds: Sequence[str] | None) -> str:
     return f' class="{" ".join(kinds)}"' if kinds else ""
 
 
+def _indented(source: str) -> str:
+    """A line of code whose indent stays where it wraps. It is of no-break spaces: HTML parsers drop others."""
+    code = source.lstrip()
+    return f"<i>{'&nbsp;' * (len(source) - len(code))}</i><i>{escape(code)}</i>" if code != source else escape(source)
+
+
 def frame(lines: Sequence[text.CodeLine]) -> str:
     """The code where the ranks stand, without the indent that all lines have, and with the line marked where they part."""
     indent = min((len(line.source) - len(line.source.lstrip()) for line in lines if line.source.strip()), default=0)
@@ -115,7 +121,7 @@ def frame(lines: Sequence[text.CodeLine]) -> str:
         last = line.number
         shown.append(
             f'<div{" class=ls-branch" if line.branch else ""}><span class="ls-no">{line.number}</span>'
-            f"<span>{escape(line.source[indent:])}</span>"
+            f"<span>{_indented(line.source[indent:])}</span>"
             f'<span class="{"ls-red" if line.differs else "ls-soft"}">{escape(line.note)}</span></div>'
         )
     return f'<div class="ls-code">{"".join(shown)}</div>' if shown else ""

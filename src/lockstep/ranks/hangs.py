@@ -26,7 +26,7 @@ from .missed import missed_turn
 from .places import IN_STEP, call, detail, exit_of, groups, in_group, line_in, part_of, pending, rows, said_of, what
 from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic, Waiting
 from .result import Run, latest
-from .skipped import MAY_SKIP, Skip, first_skipped, may_skip, skipped
+from .skipped import MAY_SKIP, Skip, first_skipped, may_part, may_skip, skipped
 from .words import duration, names, one_or_more, wait
 
 SAME_ORDER = "Ranks must call the same collectives in the same order."
@@ -90,6 +90,8 @@ def hang(run: Run, job: Job) -> Cause:
     if place and frame:
         parting = placed(parting, place, frame.file)
         notes = [note for note in notes if not note.startswith(MAY_SKIP)]
+    untold = [note for note in notes if note.startswith(MAY_SKIP)]
+    maybe = next((may_part(one) for note in untold for one in calls.values() if may_skip(one) == [note]), None)
     said = [f"{note} {parting}" if parting and note in PARTED else note for note in notes]
     own = [parting] if place else came
     if found.topic is not Topic.MISMATCHES:
@@ -107,7 +109,7 @@ def hang(run: Run, job: Job) -> Cause:
     headline = " ".join([found.headline, *_handled(waiting)])
     return Cause(
         Kind.HANG, headline, tuple(at_fault), frame, table, tuple(said), topic=found.topic,
-        branch=line_in(place, frame),
+        branch=line_in(place, frame), may_part=line_in(maybe, frame),
         own=tuple(own), cited=called_from(calls),
     )  # fmt: skip
 

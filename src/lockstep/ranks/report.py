@@ -352,7 +352,8 @@ class Cause:
     """Why a run did not end well: the first line to read, then the evidence.
 
     `ranks` are those at fault; `echoes` those that only failed because of them. `branch` is the line of the statement
-    that some ranks are inside of and others are not. `own` are the notes that are about this run, without the rules that
+    that some ranks are inside of and others are not; `may_part` that of the only `if` by which a rank can skip the call,
+    if it isn't known whether one has. `own` are the notes that are about this run, without the rules that
     hold for all; `cited` are places that the notes name.
     """
 
@@ -366,6 +367,7 @@ class Cause:
     topic: Topic | None = None
     error: Error | None = None
     branch: int | None = None
+    may_part: int | None = None
     own: tuple[str, ...] = ()
     cited: tuple[Frame, ...] = ()
 

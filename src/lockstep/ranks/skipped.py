@@ -305,6 +305,12 @@ def may_skip(call: Collective) -> list[str]:
     return [f"{MAY_SKIP} {does} the branch {header(node, scope.source)} skips this call."]
 
 
+def may_part(call: Collective) -> Frame | None:
+    """The place of the `if` that `may_skip` names."""
+    found = _only(call, call.members)
+    return Frame(found[2].source.file, found[0].lineno) if found and isinstance(found[0], ast.If) else None
+
+
 def only_way(call: Collective, level: int, made: list[int], past: list[int]) -> tuple[Parting, Frame] | None:
     """What must have led those that are `past` beyond a call that others made, in one turn of a loop; None if unsure.
 

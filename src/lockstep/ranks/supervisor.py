@@ -83,6 +83,7 @@ class Supervisor:
                 self._take_arguments(arguments)  # the client has nothing else to say from now on
                 self._meet(self.job.meeting)
         except network.NotRun as missing:
+            self._take_arguments(arguments)  # a client that still sends would find us gone, and not hear why
             self.tell(messages.Refused(str(missing)))
             return
         processes.close_to_others(True)

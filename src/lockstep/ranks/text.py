@@ -140,7 +140,8 @@ def code_around(cause: Cause) -> tuple[CodeLine, ...]:
         at.setdefault(frame.line, []).append(row.rank)
     odd = {frame.line for row, frame in frames if row.differs}
     cited = {frame.line for frame in cause.cited if frame.file == file}
-    branch = {cause.branch, cause.branch + 1} if cause.branch else set()  # and what it does
+    parted = cause.branch or cause.may_part
+    branch = {parted, parted + 1} if parted else set()  # and what it does
     known = sorted({*at, *cited, *branch})
     near = {number for line in known for number in range(line - 1 - REACH, line + 2 + REACH)}
     named = {number for number in near if "# BUG" in linecache.getline(file, number)}
@@ -151,8 +152,9 @@ def code_around(cause: Cause) -> tuple[CodeLine, ...]:
     for number in wanted:
         source = linecache.getline(file, number).rstrip()
         if source or number not in (first, last):
-            part = number == cause.branch
-            note = f"← {names(at[number])}" if number in at else "the ranks part here" if part else ""
+            part = number == parted
+            here = "the ranks part here" if cause.branch else "ranks may part here"
+            note = f"← {names(at[number])}" if number in at else here if part else ""
             shown.append(CodeLine(number, source, note, branch=part, differs=number in odd))
     return tuple(shown)
 
@@ -168,7 +170,8 @@ def ended_well(run: Run, whole: float | None = None) -> str:
     start.
     """
     count, ran = len(run.members), run.seconds
-    said = f"{'The rank' if count == 1 else f'All {count} ranks'} ended well"
+    who = "The rank" if count == 1 else "Both ranks" if count == 2 else f"All {count} ranks"
+    said = f"{who} ended well"
     if whole is None:
         return f"{said}, {ran:.1f} s after the start of the script."
     return f"{said} after {whole:.1f} s: {max(0.0, whole - ran):.1f} s to load torch, {ran:.1f} s in the script."

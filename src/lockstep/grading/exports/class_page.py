@@ -14,7 +14,7 @@ from ..classroom import ClassResult, GradingOutcome, Learner, was_handed_in
 from ..policy import Grade, Grades, on, points_of
 from ..similar import Pair, groups
 from ..text import MARKS
-from ..verdict import CheckOutcome
+from ..verdict import UNWRITTEN, CheckOutcome
 from .html_report import KINDS, day, handed_in, isolation_said, reasons
 from .items import Item, items
 from .markdown import rendered
@@ -72,7 +72,7 @@ def class_page(
         checks=_checks(checks),
         matrix=[person(one.id) | {"cells": _cells(one, checks)} for one in graded.learners if one.exercises],
         diagnoses=_diagnoses(graded, titles or {}, person),
-        more_diagnoses=max(0, len(graded.frequent) - DIAGNOSES),
+        more_diagnoses=max(0, len(_mistakes(graded)) - DIAGNOSES),
         pairs=[_pair(one, person) for one in pairs[:PAIRS]],
         more_pairs=max(0, len(pairs) - PAIRS),
         groups=_groups(pairs, person),
@@ -159,9 +159,11 @@ def _exercises(graded: ClassResult) -> list[dict[str, Any]]:
             one for learner in graded.learners for one in learner.exercises if one.name == name and was_handed_in(one)
         ]
         failed = Counter(check.name for one in results for check in one.checks if check.outcome is CheckOutcome.FAILED)
-        ((hardest, times),) = failed.most_common(1) or [("", 0)]
+        times = max(failed.values(), default=0)
+        hardest = [check for check, count in failed.items() if count == times]
         shares = [one.score / one.max_score for one in results if one.max_score]
-        row = {"name": name, "handed_in": len(results), "passed": sum(one.passed for one in results)}
+        empty = sum(any(found.id == UNWRITTEN for found in one.diagnoses) for one in results)
+        row = {"name": name, "handed_in": len(results), "empty": empty, "passed": sum(one.passed for one in results)}
         share = f"{100 * mean(shares):.0f}" if shares else "0"
         rows.append({**row, "mean": share, "hardest": hardest, "failed": times})
     return rows
@@ -208,9 +210,14 @@ def _cells(learner: Learner, checks: Sequence[Item]) -> list[list[tuple[str, str
     return cells
 
 
+def _mistakes(graded: ClassResult) -> list[tuple[str, int]]:
+    """The diagnoses by their number, the most frequent first. That a part is still empty is told by exercise."""
+    return [(id, count) for id, count in graded.frequent if id != UNWRITTEN]
+
+
 def _diagnoses(graded: ClassResult, titles: Mapping[str, str], person: Person) -> list[dict[str, Any]]:
     rows = []
-    for id, count in graded.frequent[:DIAGNOSES]:
+    for id, count in _mistakes(graded)[:DIAGNOSES]:
         people = [person(one.id) for one in graded.learners if id in one.diagnoses]
         percent = f"{100 * count / len(graded.learners):.0f}"
         rows.append({"id": id, "title": titles.get(id, ""), "count": count, "percent": percent, "people": people})

@@ -36,6 +36,7 @@ def html_report(learner: Learner, grade: Grade, linked: Callable[[str], str] = s
     fault, nothing = learner.outcome is GradingOutcome.FAULT, learner.outcome is GradingOutcome.NOTHING
     exercises = [_exercise(learner, one, n, grade, linked) for n, one in enumerate(learner.exercises, 1)]
     checks = [check for one in learner.exercises for check in one.checks]
+    ends = {check.outcome for one in learner.exercises if was_handed_in(one) for check in one.checks}
     graded = [one.name for one in learner.exercises if was_handed_in(one)]
     return render(
         "learner.html",
@@ -45,6 +46,7 @@ def html_report(learner: Learner, grade: Grade, linked: Callable[[str], str] = s
         percent=_percent(grade),
         passed=sum(check.outcome is CheckOutcome.PASSED for check in checks),
         checks=len(checks),
+        legend=", ".join(f"{MARKS[one]} {one.value}" for one in CheckOutcome if one in ends),
         faults=[without_folders(_own(learner, cut(line))) for line in report.faults] if report else [],
         nothing=nothing,
         lines=() if fault else grade.lines,
@@ -96,7 +98,12 @@ def _exercise(
         "stubs": _stubs(learner, result),
         "checks": [_check(learner, result.name, check, linked) for check in written],
         "awaited": awaited([check for check in written if waits(check)]),
-        "not_run": [f"{len(names)} not run: {why}" for why, names in not_run(written).items() if why],
+        "not_run": [
+            f"{len(names)} not run: {why}"
+            for why, names in not_run(check for check in written if not waits(check)).items()
+            if why
+        ],
+        "wrong": result.wrong,
     }
 
 
@@ -124,7 +131,7 @@ def _stubs(learner: Learner, result: ExerciseResult) -> list[dict[str, Any]]:
 def _check(learner: Learner, exercise: str, check: CheckResult, linked: Callable[[str], str]) -> dict[str, Any]:
     found = check.diagnosis
     shown: dict[str, Any] = {
-        "name": cut(check.name, 2 * MOST_NAME),
+        "name": cut(check.headline, 2 * MOST_NAME),
         "outcome": check.outcome.value,
         "mark": MARKS[check.outcome],
         "kind": KINDS[check.outcome],

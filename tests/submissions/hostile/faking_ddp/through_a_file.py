@@ -1,6 +1,6 @@
 # exercise: train_ddp
 # family: faking ddp
-# verdict: no-communication, setup-not-used
+# verdict: no-communication, setup-not-used or raised, no-communication, setup-not-used
 # without: wrong/train_ddp/not_wrapped
 # protection: judge
 # why: no group and no collective: the ranks pass their gradients through files of the folder that they share

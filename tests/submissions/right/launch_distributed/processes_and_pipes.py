@@ -1,6 +1,7 @@
-# style: plain multiprocessing: one pipe a rank, numpy arrays through it, sentinels to notice a death
+# style: plain multiprocessing: one pipe a rank, pickles through it, sentinels to notice a death
 import multiprocessing
 import os
+import pickle
 import socket
 import traceback
 from multiprocessing import connection
@@ -23,7 +24,7 @@ def _main(pipe, rank, world_size, port, model_class, arrays, epochs):
     try:
         data = torch.utils.data.TensorDataset(*map(torch.from_numpy, arrays))
         model = train_ddp(rank, world_size, model_class, data, epochs)
-        pipe.send(("ok", {key: value.detach().cpu().numpy() for key, value in model.state_dict().items()}))
+        pipe.send(("ok", pickle.dumps({key: value.cpu() for key, value in model.state_dict().items()})))
     except BaseException:
         pipe.send(("error", traceback.format_exc()))
     finally:
@@ -76,4 +77,4 @@ def launch_distributed(world_size, model_class, data, epochs):
             process.close()
     if errors:
         raise RuntimeError("\n".join(errors))
-    return {key: torch.from_numpy(array) for key, array in results[0].items()}
+    return pickle.loads(results[0])

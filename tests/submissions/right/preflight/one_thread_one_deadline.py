@@ -64,7 +64,7 @@ class Flight:
             first = not agent and self.value["RANK"] == 0
             store = dist.TCPStore(address, port, None, first, self.seconds, wait_for_workers=False, multi_tenant=True)
             stores.append(store)
-        self.store = dist.PrefixStore(f"flight-{count}", store)
+        self.store = dist.PrefixStore(f"flight-{os.environ.get('TORCHELASTIC_RESTART_COUNT')}-{count}", store)
         self.rank = self.value["RANK"] if self.value["RANK"] != "" else dist.get_rank()
         self.world = dist.get_world_size() if self.given else self.value["WORLD_SIZE"]
 

@@ -101,8 +101,8 @@ def look(found: list[str], deadline: float, timeout: float, backend: str | None,
     meet(found, store, rank, size, backend, deadline, timeout, own=True)
 
 
-def share(found, store, kind, rank, others, until) -> None:
-    store.set(f"{kind}/{rank}", json.dumps(found))
+def share(found, store, kind, me, others, until) -> None:
+    store.set(f"{kind}/{me}", json.dumps(found))
     for other in others:
         while not store.check([f"{kind}/{other}"]) and time.monotonic() < until:
             time.sleep(0.02)
@@ -114,8 +114,9 @@ def share(found, store, kind, rank, others, until) -> None:
 
 def meet(found, store, rank, size, backend, deadline, timeout, own) -> None:
     facts = {"WORLD_SIZE": size, "torch": str(torch.__version__), "backend": backend}
+    mine = store.add(f"count/{rank}", 1)
     store.set(f"facts/{rank}", json.dumps(facts))
-    if store.add(f"count/{rank}", 1) > 1:
+    if mine > 1:
         found.append(f"RANK {rank} is taken by two processes: give each its own RANK.")
     until = deadline - 0.4 * timeout
     missing = set(range(size))
@@ -133,7 +134,9 @@ def meet(found, store, rank, size, backend, deadline, timeout, own) -> None:
         for name, value in facts.items():
             if told[name] != value:
                 found.append(f"{name} is {value} on rank {rank} and {told[name]} on rank {other}: make it the same.")
-    share(found, store, "early", rank, present, deadline - 0.3 * timeout)
+    # Two processes may have the same RANK, and each has its own problems.
+    everybody = [f"{other}.{n + 1}" for other in present for n in range(store.add(f"count/{other}", 0))]
+    share(found, store, "early", f"{rank}.{mine}", everybody, deadline - 0.3 * timeout)
     if found:
         return
     left = timedelta(seconds=max(0.5, 0.25 * timeout))
@@ -158,4 +161,4 @@ def meet(found, store, rank, size, backend, deadline, timeout, own) -> None:
     finally:
         if own and dist.is_initialized():
             dist.destroy_process_group()
-    share(found, store, "late", rank, present, deadline)
+    share(found, store, "late", f"{rank}.{mine}", everybody, deadline)

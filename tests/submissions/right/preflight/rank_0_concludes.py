@@ -142,8 +142,9 @@ class Flight:
     def roll(self):
         counted = self.store.add(f"n{self.rank}", 1)
         if counted > 1:
-            # The first with this number reports the facts. This one only says that it is there.
+            # The first with this number reports the facts. This one only says that it is there, and what is wrong with it.
             self.lines.append(f"rank {self.rank} is there twice: two processes have RANK={self.rank}; number them differently.")
+            self.store.set(f"double{self.rank}", json.dumps(self.lines))
         else:
             me = {"WORLD_SIZE": self.size, "torch": torch.__version__, "backend": self.backend, "lines": self.lines}
             self.store.set(f"r{self.rank}", json.dumps(me))
@@ -158,6 +159,8 @@ class Flight:
         for rank in told:
             if self.store.add(f"n{rank}", 0) > 1:
                 lines.append(f"rank {rank} is there twice: two processes have RANK={rank}; number them differently.")
+                for key in self.wait_for([f"double{rank}"], self.begin + 0.7 * self.timeout):
+                    lines.extend(json.loads(self.store.get(key)))
         for name in ("WORLD_SIZE", "torch", "backend"):
             values = {rank: told[rank][name] for rank in told}
             if len(set(values.values())) > 1:

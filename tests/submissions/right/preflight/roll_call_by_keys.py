@@ -107,7 +107,7 @@ def check(timeout, backend):
     except Exception as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         return [f"no store at {where} ({str(error).splitlines()[0][:150]}): check MASTER_ADDR and MASTER_PORT"]
-    store = dist.PrefixStore(f"preflight{next(calls)}", store)
+    store = dist.PrefixStore(f"preflight{next(calls)} of {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
     problems = roll_call(store, rank, world, backend, end)
     if problems:
         return problems
