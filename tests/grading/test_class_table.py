@@ -15,6 +15,7 @@ from lockstep.grading.policy import Policy
 from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 
 PASSED = CheckResult("adds", "a", CheckOutcome.PASSED)
+RAISED = CheckResult("adds", "a", CheckOutcome.FAILED, Diagnosis("raised", "Your code raised a ValueError."))
 EMPTY = CheckResult("adds", "a", CheckOutcome.FAILED, Diagnosis("not-implemented", "Nothing is written here yet."))
 ABSENT = CheckResult("adds", "a", CheckOutcome.NOT_RUN, reason=NOT_HANDED_IN)
 
@@ -23,7 +24,7 @@ def marked(points: dict[str, int], of: int = 4) -> writers.Marked:
     """Learners with so many of 4 points in `mini_ddp`; at -1 nothing was handed in that could be graded."""
 
     def learner(id: str, score: int) -> Learner:
-        checks = (*[PASSED] * score, *[EMPTY] * (of - score))
+        checks = (*[PASSED] * score, *[RAISED] * (of - score - 1), *[EMPTY] * (score < of))
         absent = ExerciseResult("train_ddp", (ABSENT,))
         report = Report(7, (ExerciseResult("mini_ddp", checks), absent)) if score >= 0 else None
         return Learner(Handed(id, id, Path(), ("mini_ddp.py",)), report, 7)
@@ -61,10 +62,10 @@ def test_a_large_class_is_a_few_numbers(few: int, shown: int) -> None:
         ]
 
 
-def test_what_was_found_is_told_in_words() -> None:
+def test_mistakes_are_told_in_words_and_an_empty_part_is_none() -> None:
     assert class_table.frequent(marked({"ada": 4, "bo": 1, "cy": 0}), 80) == [
         "Found most often:",
-        "  This part is still empty: 2 learners",
+        "  Your code raised an error: 2 learners",
     ]
     assert class_table.frequent(marked({"ada": 4}), 80) == []
 

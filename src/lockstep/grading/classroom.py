@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 
 from .intake import Handed
-from .verdict import NOT_HANDED_IN, CheckOutcome, ExerciseResult, Report
+from .verdict import NOT_HANDED_IN, UNWRITTEN, CheckOutcome, ExerciseResult, Report
 
 
 class GradingOutcome(str, Enum):
@@ -104,8 +104,10 @@ class ClassResult:
 
     @property
     def frequent(self) -> tuple[tuple[str, int], ...]:
-        """Each diagnosis and how many learners received it, the most frequent first."""
-        count = Counter(id for learner in self.learners for id in learner.diagnoses)
+        """Each mistake's diagnosis and how many learners received it, the most frequent first. That a part is still
+        empty is no mistake.
+        """
+        count = Counter(id for learner in self.learners for id in learner.diagnoses if id != UNWRITTEN)
         return tuple(sorted(count.items(), key=lambda item: (-item[1], item[0])))
 
     @property

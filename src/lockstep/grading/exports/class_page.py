@@ -72,7 +72,7 @@ def class_page(
         checks=_checks(checks),
         matrix=[person(one.id) | {"cells": _cells(one, checks)} for one in graded.learners if one.exercises],
         diagnoses=_diagnoses(graded, titles or {}, person),
-        more_diagnoses=max(0, len(_mistakes(graded)) - DIAGNOSES),
+        more_diagnoses=max(0, len(graded.frequent) - DIAGNOSES),
         pairs=[_pair(one, person) for one in pairs[:PAIRS]],
         more_pairs=max(0, len(pairs) - PAIRS),
         groups=_groups(pairs, person),
@@ -210,14 +210,9 @@ def _cells(learner: Learner, checks: Sequence[Item]) -> list[list[tuple[str, str
     return cells
 
 
-def _mistakes(graded: ClassResult) -> list[tuple[str, int]]:
-    """The diagnoses by their number, the most frequent first. That a part is still empty is told by exercise."""
-    return [(id, count) for id, count in graded.frequent if id != UNWRITTEN]
-
-
 def _diagnoses(graded: ClassResult, titles: Mapping[str, str], person: Person) -> list[dict[str, Any]]:
     rows = []
-    for id, count in _mistakes(graded)[:DIAGNOSES]:
+    for id, count in graded.frequent[:DIAGNOSES]:
         people = [person(one.id) for one in graded.learners if id in one.diagnoses]
         percent = f"{100 * count / len(graded.learners):.0f}"
         rows.append({"id": id, "title": titles.get(id, ""), "count": count, "percent": percent, "people": people})
