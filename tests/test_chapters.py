@@ -19,6 +19,7 @@ from lockstep.commands import author
 from lockstep.course import Course, CourseError
 from lockstep.course.outline import outlines
 from lockstep.notebook import NAMES
+from lockstep.notebook.stepper import Stepper
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -72,6 +73,36 @@ def test_the_stored_map_has_the_minutes_that_the_chapters_say(name: str) -> None
     maps = [found for page in stored if (found := re.findall(r"about ([\w ]+) ·", page))]
     said = [chapter.minutes for chapter in outlines(Course(ROOT))]
     assert maps and all(found == said for found in maps), f"run: ./lockstep author chapters --fresh {name}"
+
+
+def test_the_stored_stepper_is_the_one_of_now() -> None:
+    """nbval compares it too, in a run that takes an hour."""
+    cells = [cell for cell in code("01_internals") if cell.source.splitlines()[-1].startswith("Stepper(")]
+    shown = {"ranks": 4, "length": 8}
+    assert [cell.source.splitlines()[-1] for cell in cells] == [
+        "Stepper(ranks={ranks}, length={length})".format(**shown)
+    ]
+    now = Stepper(**shown)._repr_mimebundle_()
+    assert cells[0].outputs[0].data == now, "run: ./lockstep author chapters 01_internals"
+
+
+def test_the_name_of_a_section_in_quotes_is_a_link_and_the_source_keeps_none(tmp_path: Path) -> None:
+    folder = tmp_path / "chapters" / "source"
+    folder.mkdir(parents=True)
+    cells = {
+        "10_one": '# %% [markdown]\n# # One\n#\n# ## The `mean`, (all)\n#\n# See "The `mean`,\n# (all)", and "the mean"; [see "One"](x.md);\n'
+        '# `"One"`; chapter\n# 11, "Two".\n#\n# ```\n# "One"\n# # Three\n# ```\n#\n# Chapter 12, "Two", "Three".\n',
+        "11_two": '# %% [markdown]\n# # Two\n#\n# "Two"\n\n# %%\n# # Four\n"Two"\n',
+    }
+    for name, text in cells.items():
+        (folder / f"{name}.py").write_text(chapters.HEADER + text)
+    one, two = (chapters.read_source(name, tmp_path) for name in cells)
+    assert one.cells[0].source == (
+        '# One\n\n## The `mean`, (all)\n\nSee ["The `mean`,\n(all)"](10_one.ipynb#The-mean%2C-%28all%29), and "the mean"; [see "One"](x.md);\n'
+        '`"One"`; [chapter\n11, "Two"](11_two.ipynb#Two).\n\n```\n"One"\n# Three\n```\n\nChapter 12, "Two", "Three".'
+    )
+    assert [cell.source for cell in two.cells] == ['# Two\n\n["Two"](11_two.ipynb#Two)', '# # Four\n"Two"']
+    assert [chapters.source_text(made) for made in (one, two)] == [chapters.HEADER + text for text in cells.values()]
 
 
 @each_chapter

@@ -37,11 +37,12 @@ from traitlets.config import Config
 from ..course import Course, CourseError, unused
 from ..course.outline import Outline, outlines, page_anchor
 from ..course.quizzes import Question, quiz_file, read, rich
+from .references import REFERENCE, plain
 
 PAGES = Path(__file__).with_name("pages")
 QUIZ_REPR = re.compile(r"^Quiz\((.+)\)$")
 MAP_REPR = re.compile(r"^CourseMap\(.*\)$")  # a page has its own mark, which needs no kernel
-REFERENCE = re.compile(r"(?:chapter\s+(\d+),\s+)?[\"“]([^\"”]+)[\"”]")
+NOTEBOOKS = re.compile(r"\.\./|\d\d_\w+\.ipynb#")
 ADDRESS = re.compile(r"^(?:[a-z]+\.)+(?:org|com|io)/[\w./#-]*\w$")
 SHORT = 28  # characters of code that stay in a line
 WHOLE = 24  # lines of a cell and what it printed that stay on a page
@@ -215,9 +216,11 @@ def _body(course: Course, name: str, questions: dict[str, Question]) -> Beautifu
 
 
 def _own_links(body: BeautifulSoup) -> None:
-    """Take out what is for a notebook: cards' links, links to exercises, keys to press. Addresses become links."""
+    """Take out what is for a notebook: its links to sections and exercises, those of cards, keys to press. Addresses
+    become links.
+    """
     for link in body.find_all("a"):
-        if str(link.get("href")).startswith("../") or link.find_parent(class_="lockstep-said"):
+        if NOTEBOOKS.match(str(link.get("href"))) or link.find_parent(class_="lockstep-said"):
             link.unwrap()
     for spoken in body.find_all(class_="in-lab"):
         spoken.decompose()
@@ -379,10 +382,10 @@ def _link_references(chapter: Rendered, anchors: dict[int, tuple[str, dict[str, 
             continue
         made, end = BeautifulSoup("", "html.parser"), 0
         for found in REFERENCE.finditer(str(text)):
-            if not found[1] and text.find_parent(class_=["cell", "quiz"]):
+            if not found["number"] and text.find_parent(class_=["cell", "quiz"]):
                 continue
-            name, headings = anchors.get(int(found[1] or chapter.outline.number), ("", {}))
-            anchor = headings.get(" ".join(found[2].split()).replace("`", ""))
+            name, headings = anchors.get(int(found["number"] or chapter.outline.number), ("", {}))
+            anchor = headings.get(plain(found["title"]))
             if anchor and _is_here(text, anchor):
                 here += [text.parent] if text.parent else []
                 continue

@@ -1,7 +1,8 @@
 """A chapter's source and its notebook: `chapters/source/NAME.py` <-> `chapters/NAME.ipynb`.
 
-People write and review the source (jupytext's py:percent). Learners open the notebook, which holds the outputs, so
-that it can be read without running it and so that `pytest --nbval chapters` can tell when a claim has become false.
+People write and review the source (jupytext's py:percent). Learners open the notebook, where the name of a section in
+quotes is a link, and which holds the outputs, so that it can be read without running it and so that
+`pytest --nbval chapters` can tell when a claim has become false.
 
     ./lockstep author chapters 02_setup           run the source, write the notebook
     ./lockstep author chapters --back 02_setup    take what was edited in JupyterLab into the source
@@ -32,6 +33,7 @@ from nbformat import NotebookNode
 
 from ..course import Course, CourseError, unused
 from ..course.copies import chapter_file
+from .references import headings, linked, unlinked
 
 ROOT = Path(__file__).resolve().parents[3]
 CELL_TIMEOUT_SECONDS = 240  # chapter 5 checks a batch script on a SLURM cluster of its own
@@ -170,10 +172,19 @@ def read_source(name: str, root: Path = ROOT) -> NotebookNode:
     """The chapter as a notebook without outputs."""
     notebook: NotebookNode = jupytext.reads(source_path(name, root).read_text(encoding="utf-8"), fmt=SOURCE_FORMAT)
     notebook.metadata = NotebookNode(kernelspec=NotebookNode(KERNEL))
+    titles = {one: headings(_comments(source_path(one, root))) for one in names(root)}
     taken: set[str] = set()
     for cell in notebook.cells:
         cell.id = _cell_id(cell, taken)
+        if cell.cell_type == "markdown":
+            cell.source = linked(cell.source, name, titles)
     return notebook
+
+
+def _comments(source: Path) -> str:
+    """The Markdown of a source: read so, all six take a hundredth of what jupytext takes."""
+    lines = source.read_text(encoding="utf-8").splitlines()
+    return "\n".join(line[2:] for line in lines if line.startswith("#"))
 
 
 def source_text(notebook: NotebookNode) -> str:
@@ -182,7 +193,7 @@ def source_text(notebook: NotebookNode) -> str:
     plain = nbformat.v4.new_notebook(metadata={"jupytext": settings})
     for cell in notebook.cells:
         make = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
-        plain.cells.append(make(cell.source, metadata=_kept_metadata(cell)))
+        plain.cells.append(make(unlinked(cell.source), metadata=_kept_metadata(cell)))
     body = str(jupytext.writes(plain, fmt=SOURCE_FORMAT))
     return HEADER + re.sub(r"\A# ---\n.*?\n# ---\n\n", "", body, flags=re.DOTALL)
 

@@ -44,8 +44,12 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """What JupyterLab calls the heading in an address."""
-        return self.plain.replace(" ", "-")
+        return section_anchor(self.plain)
+
+
+def section_anchor(title: str) -> str:
+    """What JupyterLab calls a heading in an address."""
+    return title.replace(" ", "-")
 
 
 def page_anchor(heading: str) -> str:
