@@ -69,12 +69,14 @@ def _let_odd_host_say(clinic_data: ModuleType, odd: dict[str, Any]) -> None:
 
 
 class Unordered(set[Any]):
-    """A set that each rank goes through in another order, as each process does with a set of texts."""
+    """A set of texts has one order on all ranks here, or, as each process has its own, another on each second rank."""
+
+    own = False
 
     def __iter__(self) -> Iterator[Any]:
         items = list(super().__iter__())
         if any(isinstance(item, str) for item in items):
-            items.sort(key=repr, reverse=int(os.environ["RANK"]) % 2 == 1)
+            items.sort(key=repr, reverse=self.own and int(os.environ["RANK"]) % 2 == 1)
         return iter(items)
 
 
@@ -112,11 +114,15 @@ def _more_records(times: int) -> None:
     clinic_data.Records.__init__ = constructed
 
 
-def _with_own_orders(module: ModuleType) -> None:
-    """Import the job again, with `Unordered` for its sets."""
+def _order_sets(module: ModuleType, own: bool) -> None:
+    """If the job makes sets, import it again, with `Unordered` for them."""
     file = str(module.__file__)
     with open(file, encoding="utf-8") as source:
-        tree = ast.fix_missing_locations(_Sets().visit(ast.parse(source.read())))
+        tree = _Sets().visit(ast.parse(source.read()))
+    if not any(isinstance(node, ast.Name) and node.id == "set" for node in ast.walk(tree)):
+        return
+    ast.fix_missing_locations(tree)
+    Unordered.own = own
     vars(module)["set"] = Unordered
     exec(compile(tree, file, "exec", dont_inherit=True), vars(module))
 
@@ -209,12 +215,11 @@ def treat(
     """Run the job. Its result is a dictionary; models in it are reported as their state.
 
     `count_linear` counts the forwards of linear layers, those that a backward pass repeats included. With `evaluate`
-    the returned model then scores records that no case trains on. With `own_orders` each rank goes through sets of texts
-    in another order. With `one_word` each rank's `words` are one. With `slow_disk` it takes a while until what was gathered
-    is on the disk. Sets of records are `times` as long.
+    the returned model then scores records that no case trains on. Ranks go through sets of texts in one order, with
+    `own_orders` each second one in another. With `one_word` each rank's `words` are one. With `slow_disk` it takes a
+    while until what was gathered is on the disk. Sets of records are `times` as long.
     """
-    if own_orders:
-        _with_own_orders(module)
+    _order_sets(module, own_orders)
     if one_word:
         vars(module)["words"] = lambda rank: [f"word{rank}"]
     if times > 1:

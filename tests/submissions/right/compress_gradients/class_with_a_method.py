@@ -1,4 +1,4 @@
-# style: an object whose bound method is the hook; residuals stand at the parameters
+# style: an object whose bound method is the hook, and which has the residuals of its registration by parameter
 import torch
 import torch.distributed as dist
 
@@ -8,6 +8,7 @@ class Compressor:
 
     def __init__(self, group, dtype, feedback):
         self.group, self.dtype, self.feedback = group, dtype, feedback
+        self.owed = {}
 
     def __call__(self, state, bucket):
         raise TypeError("register the method")
@@ -17,7 +18,7 @@ class Compressor:
         buffer = bucket.buffer().mul_(1.0 / self.group.size())
         if self.feedback:
             for parameter, gradient in zip(parameters, gradients):
-                gradient += getattr(parameter, "compression_residual", 0.0)
+                gradient += self.owed.get(parameter, 0.0)
         wire = buffer.to(self.dtype)
         if self.feedback:
             position = 0
@@ -26,7 +27,7 @@ class Compressor:
                 position += gradient.numel()
                 residual = gradient - sent
                 residual[~torch.isfinite(residual)] = 0
-                parameter.compression_residual = residual
+                self.owed[parameter] = residual
         return dist.all_reduce(wire, group=self.group, async_op=True).get_future().then(self.unpack)
 
     def unpack(self, future):
