@@ -244,8 +244,9 @@ def test_state_dict(grader: Grader) -> None:
         at = r"removeprefix || replace\( || def load_state_dict || " + CLASS
         grader.fail_on([rank] if error or not loaded else [], "cannot-load", said, at=at)
         strict = " ".join(run.observed("strict")[rank].split())[:160]
-        said = f"load_state_dict(state, strict=False) raised: {strict}"
-        grader.fail_on([rank] * bool(strict), "loses-arguments", said, at=r"def load_state_dict || " + CLASS)
+        lost = run.observed("asked")[rank] != {"strict": False, "assign": True}
+        said = f"load_state_dict(state, assign=True, strict=False) {f'raised: {strict}' if strict else 'reached the module without assign=True.'}"
+        grader.fail_on([rank] * (bool(strict) or lost), "loses-arguments", said, at=r"def load_state_dict || " + CLASS)
 
 
 @AVERAGE

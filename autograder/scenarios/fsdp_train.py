@@ -85,6 +85,7 @@ class Job:
         observe("kept", {name: (local(one).numel(), str(one.dtype)) for name, one in self.named.items()})
         observe("part", [round(float(local(one).detach().double().sum()), 9) for one in self.named.values()])
         self.model.register_forward_pre_hook(lambda *_: mark("forward"), prepend=True)
+        self.model.register_forward_hook(lambda _, inputs, outputs: self.seen["outputs"].append(str(outputs.dtype)))
         self.seen["states"].append(full(self.model))
 
     def _maker(self, optimizer: str, options: dict[str, Any]) -> Callable[..., torch.optim.Optimizer]:
