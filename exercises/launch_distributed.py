@@ -20,7 +20,7 @@ def launch_distributed(
 ) -> dict[str, torch.Tensor]:
     """Run `train_ddp(rank, world_size, model_class, data, epochs)` in `world_size` new processes on this machine.
 
-    On each rank `train_ddp` reads the variables that torchrun would set, such as MASTER_ADDR, MASTER_PORT and LOCAL_RANK,
+    On each rank `train_ddp` needs MASTER_ADDR and MASTER_PORT, reads the other variables of torchrun where they are set,
     and returns the trained model.
 
     The call waits for all of them and leaves nothing behind: no processes, no files that your code wrote, no environment
