@@ -10,6 +10,8 @@ last bit. That it overlaps is read from the order of what happened: gradients re
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from judging.mini_ddp import (
@@ -115,10 +117,10 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
 # Values --------------------------------------------------------------------------------------------------------------
 
 
-def gradients_of_mistakes(ranks: list[Step], rank: int, name: str, idle: bool) -> list[Hypothesis]:
+def gradients_of_mistakes(ranks: list[Step], rank: int, name: str, idle: bool, before: list[Step]) -> list[Hypothesis]:
     """What the usual mistakes give for one parameter; `rank` is the one it is asked for.
 
-    With `idle` no rank used the trainable layer `never`.
+    With `idle` no rank used the trainable layer `never`. `before` are the ranks of the step before, if there was one.
     """
     right, own = ranks[rank]["theirs"][name], [one["alone"].get(name) for one in ranks]
     here, same = ranks[rank], ranks[0]["mine"].get(name)
@@ -133,7 +135,10 @@ def gradients_of_mistakes(ranks: list[Step], rank: int, name: str, idle: bool) -
     of_some = f"All ranks have the sum divided by {len(having)}, the number of ranks with a gradient for it; expected divided by {WORLD}."
     alone = [one for one, share in enumerate(shares) if alike and len(having) == WORLD and equal(same, share)]
     too_early = "share alone: the other ranks launched their all-reduce before their gradient was ready."
+    old = before[rank]["mine"].get(name) if before else None
+    kept = "A rank without a gradient for it contributed what its bucket held from the step before, not zeros."
     return [
+        *[Hypothesis("wrong-mean", kept, lambda: right + old * own.count(None) / WORLD, MISSING)] * (old is not None),
         Hypothesis("missing-stays-missing", "Another rank used it, but here its grad is still None.", None, MISSING),
         *[Hypothesis("bucket-never-launched", partly, Each(own), FINISH)] * bool(averaged),
         *[Hypothesis("mean-of-some", of_some, lambda: torch.stack(having).mean(0))] * (alike and 0 < len(having) < WORLD),
@@ -152,11 +157,11 @@ def judge_gradients(grader: Grader, trained: Trained, idle: bool = False) -> Non
     if met:
         grader.fail("order-differs", f"In one all-reduce {say_mismatch(met)}.", of=met, at=HOOK)
     judge_waits(grader, trained.run, len(trained.sides), FINISH)
-    for step, ranks in enumerate(trained.steps):
+    for step, (before, ranks) in enumerate(pairwise([[], *trained.steps])):
         for name, right in ranks[0]["theirs"].items():
             seen = [one["mine"].get(name) for one in ranks]
             for rank in wrong_ranks(seen, Each([one["theirs"][name] for one in ranks]), EXACT)[:1]:
-                why = fitting(seen, gradients_of_mistakes(ranks, rank, name, idle), of=[rank])
+                why = fitting(seen, gradients_of_mistakes(ranks, rank, name, idle, before), of=[rank])
                 why = why or Hypothesis("wrong-mean", "", None)
                 away = difference(seen[rank], right, EXACT)
                 far = "missing" if seen[rank] is None or away is None else f"up to {away.distance:.2g} away from DDP's"
@@ -164,9 +169,7 @@ def judge_gradients(grader: Grader, trained: Trained, idle: bool = False) -> Non
                 grader.fail(why.id, said, of=[rank], at=why.at or REDUCE)
         for rank, one in enumerate(ranks):
             for name in sorted(set(one["mine"]) - set(one["theirs"])):
-                said = (
-                    f"In step {step} no rank used {name}, and on rank {rank} it has a gradient; with DDP it has None."
-                )
+                said = f"In step {step} no rank used {name}, and rank {rank} has a gradient for it; DDP has None."
                 grader.fail("invents-gradients", said, of=[rank], at=MISSING)
 
 
@@ -244,9 +247,10 @@ def test_state_dict(grader: Grader) -> None:
         at = r"removeprefix || replace\( || def load_state_dict || " + CLASS
         grader.fail_on([rank] if error or not loaded else [], "cannot-load", said, at=at)
         strict = " ".join(run.observed("strict")[rank].split())[:160]
-        lost = run.observed("asked")[rank] != {"strict": False, "assign": True}
-        said = f"load_state_dict(state, assign=True, strict=False) {f'raised: {strict}' if strict else 'reached the module without assign=True.'}"
-        grader.fail_on([rank] * (bool(strict) or lost), "loses-arguments", said, at=r"def load_state_dict || " + CLASS)
+        copied = "" if run.observed("assigned")[rank] else "copied the tensor, as without assign=True."
+        lost = f"raised: {strict}" if strict else copied
+        said = f"load_state_dict(state, assign=True, strict=False) {lost}"
+        grader.fail_on([rank] * bool(lost), "loses-arguments", said, at=r"def load_state_dict || " + CLASS)
 
 
 @AVERAGE
@@ -334,6 +338,8 @@ def test_buckets(grader: Grader) -> None:
         )
         mistakes = [
             (len(sizes) == LAYERS, "no-buckets", "", REDUCE),
+            (sizes[0] == 2 * cap, "wrong-bucket-size", f" The first has {sizes[0]} bytes, twice the cap: an element of float64 has 8 "
+             "bytes, and 4 were counted.", BUCKET),
             (len(sizes) != wanted, "wrong-bucket-size", f" The first has {sizes[0]} bytes.", BUCKET),
             (max(sizes) >= cap + LAYER, "wrong-bucket-size", f" The largest has {max(sizes)} bytes, above the {cap} of the cap.", BUCKET),
             (sizes[-1] > sizes[0], "forward-order", f" The first has {sizes[0]} bytes and the last {sizes[-1]}: the rest that "

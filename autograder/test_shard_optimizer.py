@@ -132,12 +132,19 @@ class Played:
             [new if came else old for new, old, came in zip(step, self.initial, arrives, strict=True)] for step in right
         ]
 
-    def without_late(self, right: Steps, rank: int) -> Steps:
-        """What a rank has after each step if only parameters with a gradient in the first step are ever sent."""
+    def without_late(self, right: Steps, rank: int | None = None) -> Steps:
+        """What a rank has after each step if only parameters with a gradient in the first step are ever sent; without a
+        rank, if only these are updated.
+        """
         late = {number for number, gradient in enumerate(self.gradients[0]) if gradient is None}
         others = [self.owned(other) for other in range(self.world_size) if other != rank]
-        stay = {number for number in late if any(own[number] for own in others)}
+        stay = {number for number in late if rank is None or any(own[number] for own in others)}
         return [[self.initial[n] if n in stay else new for n, new in enumerate(step)] for step in right]
+
+    def rounded(self, right: Steps, rank: int) -> Steps:
+        """What a rank has after each step if what it doesn't own arrives in float32."""
+        own = self.owned(rank)
+        return [[new if kept else new.float().double() for new, kept in zip(step, own, strict=True)] for step in right]
 
     def without_zeroed(self, right: Steps, rank: int) -> Steps:
         """What a rank has after each step if a parameter whose gradient is zero isn't sent."""
@@ -155,19 +162,11 @@ def main_run(grader: Grader, world_size: int = 3) -> Played:
 def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     if cause.error is not None and "empty parameter list" in cause.error.message:
-        return grader.diagnosis(
-            "owns-nothing",
-            f"{names(cause.ranks).capitalize()} raised {cause.error}. There were fewer parameters than ranks.",
-            of=cause.ranks,
-            at=cause.error.frame or MAKE,
-        )
+        said = f"{names(cause.ranks).capitalize()} raised {cause.error}. There were fewer parameters than ranks."
+        return grader.diagnosis("owns-nothing", said, of=cause.ranks, at=cause.error.frame or MAKE)
     if cause.error is not None and "leaf Variable" in cause.error.message:
-        return grader.diagnosis(
-            "writes-with-autograd",
-            f"{names(cause.ranks).capitalize()} raised {cause.error}",
-            of=cause.ranks,
-            at=cause.error.frame or SEND,
-        )
+        said = f"{names(cause.ranks).capitalize()} raised {cause.error}"
+        return grader.diagnosis("writes-with-autograd", said, of=cause.ranks, at=cause.error.frame or SEND)
     had = "All ranks had the same parameters and the same gradients, but their calls differ."
     return read_apart(grader, run, "ranks-disagree-on-owners", had, SEND)
 
@@ -195,6 +194,10 @@ def judge_steps(grader: Grader, played: Played, more: list[Hypothesis] | None = 
         *[Hypothesis("none-becomes-zero", f"That is what {by} makes of a parameter whose gradient is zero, not None.",
                      lambda those=those: played.plain(zeros=those), GRAD)
           for by, those in (("weight decay", range(len(SHAPES))), ("momentum", [PAUSED]))],
+        Hypothesis("wrong-sharded-step", "It was frozen when the optimizer was made, and later steps left it where it started although it had gradients.",
+                   lambda: played.without_late(right), MAKE),
+        Hypothesis("wrong-sharded-step", "It was rounded to float32 on its way from its owner.",
+                   lambda: Each([played.rounded(right, rank) for rank in ranks]), SEND),
         *(more or []),
     ]  # fmt: skip
     double = played.initial[0].dtype == torch.float64

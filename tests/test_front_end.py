@@ -294,23 +294,43 @@ def test_a_new_kernel_can_go_on_in_the_middle_of_a_chapter(bench: Any, running: 
     assert "Run All Above" not in notebook.run(notebook.cell("run_of_yesterday"))
 
 
+CELLS_BEFORE = """title => {
+  const seen = new MutationObserver(() => {
+    const panel = document.querySelector(".jp-NotebookPanel:not(.lm-mod-hidden)");
+    if (![...panel?.querySelectorAll("h2") ?? []].some((one) => one.innerText.includes(title))) return;
+    window.cellsBefore = panel.querySelectorAll(".jp-Cell").length;
+    seen.disconnect();
+  });
+  seen.observe(document.body, { childList: true, subtree: true });
+}"""
+"""How many cells are drawn when the section is."""
+
+
 @pytest.mark.parametrize(
     "title",
     ["Exercise: implement setup_ddp", pytest.param("Is it the gradient of the joined batch?", marks=pytest.mark.slow)],
 )
 def test_the_maps_links_lead_to_their_sections(browser: Any, running: Lab, untouched: None, title: str) -> None:
+    """At once, although JupyterLab draws a chapter from its first cell on; so do the links in a chapter's text."""
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     page.set_default_timeout(120_000)
     page.goto(f"{running.address}lab/tree/start.ipynb?token={running.token}&reset")
     page.locator(".ls-map > p a").wait_for()
     link = page.locator(".ls-map a", has_text=title)
     link.evaluate("one => { one.closest('details').open = true }")
+    page.evaluate(CELLS_BEFORE, title)
     link.click()
-    heading = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) h2", has_text=title)
+    panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
+    heading = panel.locator("h2", has_text=title)
     heading.wait_for()
     wait_for(lambda: 0 < (heading.bounding_box() or {"y": -1})["y"] < 400, 60, "the section is not in view")
-    selected = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell.jp-mod-active")
+    selected = panel.locator(".jp-Cell.jp-mod-active")
     wait_for(lambda: title in selected.inner_text(), 60, "Shift+Enter would run another cell")
+    assert page.evaluate("cellsBefore") < 20, "of some hundred"
+    if title.startswith("Exercise"):
+        panel.locator('a:not(.jp-InternalAnchorLink)[href*="#Cleanup"]').first.evaluate("one => one.click()")
+        there = panel.locator("h2, h3", has_text=re.compile("^Cleanup")).first
+        wait_for(lambda: 0 < (there.bounding_box() or {"y": -1})["y"] < 400, 60, "the link in the text leads nowhere")
     page.close()
 
 

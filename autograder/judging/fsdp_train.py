@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from lockstep.grading import Collective, Grader, Hypothesis, Tolerance
 
+TOKENS = 5  # of a sample: neither a number of ranks nor of replicas
 VOCABULARY, WIDTH, HIDDEN, LAYERS = 61, 96, 50, 3  # neither two ranks nor three can divide all of it
 FROZEN = "layers.1.first.weight"
 SIZES = {
@@ -104,9 +105,9 @@ def initial(grader: Grader) -> State:
 
 
 def batches(grader: Grader, world_size: int) -> list[list[list[torch.Tensor]]]:
-    """`batches[step][rank]`: inputs and targets, two tokens a sample. The joined batches are the same for every number of ranks."""
+    """`batches[step][rank]`: inputs and targets, `TOKENS` of each a sample. The joined batches are the same for every number of ranks."""
     generator = grader.generator("batches")
-    drawn = [torch.randint(VOCABULARY, (2, 7, 2), generator=generator) for _ in range(STEPS)]
+    drawn = [torch.randint(VOCABULARY, (2, 7, TOKENS), generator=generator) for _ in range(STEPS)]
     return [
         [list(part) for part in joined.split(sizes, 1)] for joined, sizes in zip(drawn, SIZES[world_size], strict=True)
     ]
@@ -264,15 +265,15 @@ def judge_steps(grader: Grader, played: Played, tolerance: Tolerance = CLOSE, mo
         hypothesis("fsdp-frozen-moved", "That is what weight decay makes of a frozen parameter.", ZERO, decays_frozen=True),
         hypothesis("fsdp-frozen-moved", "The frozen parameter was trained.", OPTIMIZER, trains_frozen=True),
         *more,
-        hypothesis("fsdp-gradient-scaled", "That comes from the gradient divided by 2: each sample has 2 targets, and they were counted instead of the samples.",
-                   r"numel\( || " + WEIGHT, scaled(1 / 2)),
+        hypothesis("fsdp-gradient-scaled", f"That comes from the gradient divided by {TOKENS}: each sample has {TOKENS} targets, and they were counted instead of the samples.",
+                   r"numel\( || " + WEIGHT, scaled(1 / TOKENS)),
     ]  # fmt: skip
     if played.shards < world:
         replicas = world // played.shards
         mistakes += [
             hypothesis("fsdp-wrong-norm", "That comes from a gradient clipped by a norm that counts the rows of every replica.",
                        CLIP, clip=lambda played, own, most: clipped(played, own, most / replicas**0.5)),
-            hypothesis("fsdp-gradient-scaled", f"That comes from the gradient divided by {replicas}.", WEIGHT, scaled(1 / replicas)),
+            hypothesis("fsdp-gradient-scaled", f"That comes from the gradient divided by {replicas}, the number of replicas: FSDP's mean is over all {world} ranks.", WEIGHT, scaled(1 / replicas)),
         ]  # fmt: skip
     for rank, seen in enumerate(played.states):
         if others := sorted(set(seen[0]) - set(played.state)):

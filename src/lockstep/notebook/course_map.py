@@ -55,55 +55,8 @@ STYLE = """<style>
 .ls-map .ls-title + small { grid-column: 4 / -1 }
 @container (max-width: 700px) { .ls-map .ls-title + small { grid-column: 3 / -1 } }
 </style>"""
-BESIDE = """<script>
-window.lockstepBeside ??= (addEventListener("click", async (event) => {
-  const { jupyterapp: app } = window, link = event.target.closest?.("a[href]"), to = app && link && new URL(link.href);
-  const path = to && to.pathname.match(/\\/files\\/((?:exercises\\/.+\\.\\w+)|(?:chapters\\/.+\\.ipynb))$/)?.[1];
-  if (!path || (path.startsWith("chapters/") && !to.hash)) return;
-  event.preventDefault();
-  event.stopPropagation();
-  const line = Number(to.hash.match(/^#L(\\d+)$/)?.[1] ?? 0);
-  if (to.hash && !line) {
-    const opened = await app.commands.execute("docmanager:open", { path });
-    const place = decodeURIComponent(to.hash.slice(1));
-    await opened?.context?.ready;
-    let ticks = 240, there = 0;
-    for (const kind of ["wheel", "pointerdown", "keydown"])
-      opened?.node.addEventListener(kind, () => { ticks = 0 }, { once: true });
-    while (opened?.setFragment && ticks-- > 0 && there < 8) {
-      const heading = opened.node.querySelector(`[data-jupyter-id="${CSS.escape(place)}"]`);
-      const all = opened.node.getBoundingClientRect();
-      const at = heading ? heading.getBoundingClientRect().top - all.top : -1;
-      const seen = at >= 0 && at < all.height / 3;
-      there = seen ? there + 1 : 0;
-      const { content } = opened;
-      if (there === 1) content.activeCellIndex = content.widgets.findIndex((one) => one.node.contains(heading));
-      if (!seen && heading) heading.scrollIntoView();
-      else if (!seen) opened.setFragment(to.hash);
-      await new Promise((done) => { setTimeout(done, 250) });
-    }
-    return;
-  }
-  const there = [...app.shell.widgets("main")].find((one) => one.context?.path?.startsWith("exercises/"));
-  const options = there ? { mode: "tab-after", ref: there.id } : { mode: "split-right" };
-  if (innerWidth < 1200) app.shell.collapseLeft?.();
-  const opened = await app.commands.execute("docmanager:open", { path, options });
-  await opened?.context?.ready;
-  setTimeout(() => {
-    const editor = line && opened?.content?.editor, at = { line: line - 1, column: 0 };
-    editor?.setCursorPosition?.(at);
-    editor?.revealPosition?.(at);
-    link.scrollIntoView({ block: "nearest" });
-  }, 300);
-}, true), true);
-</script>"""
-"""An exercise's file opens beside the chapter, at the line that its link names, and the link stays in view, where
-`./lockstep lab` lets a page speak to JupyterLab; elsewhere, as JupyterLab does it, over the chapter. In a narrow window
-the file browser makes room for both. A section is shown even if its chapter has to be opened first: JupyterLab itself
-goes there before the chapter is drawn, and stays at its top. We go there again until its heading has been in the upper
-third for 2 s, for a minute at most, and not against the learner. Its cell is then the selected one, which Shift+Enter
-runs.
-"""
+BESIDE = f"<script>\n{Path(__file__).with_name('beside.js').read_text(encoding='utf-8')}</script>"
+"""What makes links open a section, or an exercise beside its chapter."""
 
 RETURN = """<script>
 window.lockstepReturn ??= (() => {
