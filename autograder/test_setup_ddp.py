@@ -250,11 +250,11 @@ def look_at_output(grader: Grader, run: Run) -> None:
 @pytest.mark.needs("test_joins_under_torchrun")
 def test_own_gpus(grader: Grader) -> None:
     """with a GPU for every rank: nccl, and the device of the local rank, chosen before the group is made"""
-    run = play(grader, "with_devices", 4, nodes=2, devices=3)  # more GPUs than ranks: rank % GPUs is no local rank
-    look_at_backend(grader, run, "nccl", "With 3 GPUs for the 2 ranks of each node")
-    look_at_device(grader, run)
     run = play(grader, "with_devices", 2, devices=2, under="spawn")  # LOCAL_RANK is not set
     look_at_backend(grader, run, "nccl", "With 2 GPUs for 2 ranks")
+    several = play(grader, "with_devices", 4, nodes=2, devices=3)  # more GPUs than ranks: rank % GPUs is no local rank
+    look_at_backend(grader, several, "nccl", "With 3 GPUs for the 2 of 4 ranks that a node has")
+    look_at_device(grader, several)
     look_at_device(grader, run)
     if all(run.observed("given alone")):  # where it raised, `test_alone` says so
         look_at_backend(grader, run, "nccl", "With a GPU for the only rank", "given alone")

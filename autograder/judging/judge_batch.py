@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
+from pathlib import Path
 from typing import Any, NoReturn
 
 from lockstep.grading import Grader
 
+from .rehearsal import ARRAY, FAILED, JOB, TASK, rehearse
 from .train_batch import DEAF_STEPS, LOCAL, Batch, OneJob, Refused
 
 RANKS_AND_NODES = ["node0", "node1"]
@@ -180,6 +182,30 @@ class Judge:
             self.fail("ends-before-the-save", f"{what}, and ended before they had saved.", REQUEUE, one.said)
         what = f"{what} and saved after step {stopped[0]['step']}."
         self._went_on(one, what, stopped[0]["step"])
+        self.rehearsed()
+
+    def rehearsed(self) -> None:
+        """A training that fails, and a task of an array that is asked to leave."""
+        script, wanted = self.grader.submission.script, self.options.get("signal", "")
+        assert script is not None
+        failed, asked = (
+            rehearse(script.file, self.grader.scratch / f"rehearsed-{how}", wanted, how) for how in ("fails", "asked")
+        )
+        what = f"The training failed with status {FAILED}, without a signal."
+        if failed.requeued:
+            said = f"{what} The script put the job back into the queue, where it would fail again and again."
+            self.fail("requeues-a-failure", said, REQUEUE)
+        if failed.told["torchrun"] and failed.status not in (FAILED, None):
+            self.fail(
+                "status-lost", f"{what} The script ended with status {failed.status}.", r"^exit || ^wait || " + SRUN
+            )
+        if ARRAY in asked.requeued:
+            said = f"Task {TASK} of array {ARRAY} is job {JOB}. When it was asked to leave, the script requeued {ARRAY}, which is every task."
+            self.fail("requeues-the-array", said, REQUEUE)
+        folders = asked.log_folders
+        if len(folders) > 1 and len({Path(one) for one in folders}) == 1:
+            said = f"On node0 and on node1, torchrun was told to write its logs into {folders[0]}."
+            self.fail("one-log-folder", said, r"log[-_]dir || " + SRUN)
 
     def died(self, one: OneJob) -> None:
         """A node died; the job went back into the queue and went on."""

@@ -3,9 +3,8 @@
 A wrong one names the diagnosis that it must get (`lockstep.authoring.bank`). That diagnosis must come first, and no other
 may stand beside it unless the entry says so, so that nothing hides it.
 
-A wrong one is graded by the check that its entry names and by what that needs: a third of the work. A tenth of them,
-drawn by the seed of each run, are graded by all checks, and so is each whose entry names none; `--whole` does so with
-all of them.
+A wrong one is graded by the check that its entry names, alone: a sixth of the work. A tenth of them, drawn by the seed
+of each run, are graded by all checks, and so is each whose entry names none; `--whole` does so with all of them.
 """
 
 from __future__ import annotations
@@ -50,12 +49,15 @@ def whole(request: pytest.FixtureRequest) -> Callable[[Entry], bool]:
 
 
 def grade(entry: Entry, worker: Worker, course: Course, folder: Path, checks: str | None = None) -> Report:
-    """What the grader says of a submission of the bank, by `checks` and what they need, or by all that grade it."""
+    """What the grader says of a submission of the bank, by `checks` alone, or by all that grade it."""
     missing = entry.missing()
     if missing:
         pytest.skip(f"not run: {missing}")
     return worker.grade(
-        course, GradeRequest((entry.exercise,), entry.hand_in(course, folder), checks=checks or entry.checks)
+        course,
+        GradeRequest(
+            (entry.exercise,), entry.hand_in(course, folder), checks=checks or entry.checks, alone=checks is not None
+        ),
     )
 
 

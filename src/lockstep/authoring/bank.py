@@ -14,8 +14,8 @@ base with one mistake, and only the mistake is stored, in `tests/submissions/wro
     -            sampler.set_epoch(epoch)
     '''
 
-`check`, `also`, `needs` and `base` are optional. The tests grade most entries by their `check` and what that needs, and
-those that they draw by all checks. Without `base` an entry changes the file's default, which a line `base = "…"`
+`check`, `also`, `needs` and `base` are optional. The tests grade most entries by their `check` alone, and those that
+they draw by all checks. Without `base` an entry changes the file's default, which a line `base = "…"`
 above all entries sets; without that, the solution as a reader sees it (no markers). `patch.py` explains `change`. An
 entry that no longer fits its base is an error as soon as the bank is read.
 

@@ -134,8 +134,9 @@ def grader(request: pytest.FixtureRequest) -> Grader:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the checks that were not asked for, unless one that was asked for needs them."""
-    asked = config.stash[SESSION].request.checks
+    """Leave out the checks that were not asked for, unless one that was asked for needs them and isn't run alone."""
+    request = config.stash[SESSION].request
+    asked = request.checks
     if not asked:
         return
     kept: list[pytest.Item] = []
@@ -144,7 +145,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in reversed(items):  # a check stands below those that it needs
         exercise = exercise_of(item)
         if asked in item.name or (exercise, item.name) in needed:
-            needed |= {(exercise, name) for marker in item.iter_markers("needs") for name in marker.args}
+            if not request.alone:
+                needed |= {(exercise, name) for marker in item.iter_markers("needs") for name in marker.args}
             kept.append(item)
         else:
             left_out.append(item)
@@ -161,6 +163,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("needs"):
         for name in marker.args:
             premise = session.result(exercise, name)
+            if premise is None and session.request.alone:
+                continue
             if premise is None or premise.outcome is not CheckOutcome.PASSED:
                 missing = Lacking if premise is not None and premise.lacking else CheckNotRun
                 raise missing(f"needs “{premise.name if premise is not None else name}”")

@@ -27,8 +27,8 @@ class GradeRequest:
 
     `seed` decides what inputs are drawn; None draws one. `isolation` names the tier in which the ranks run
     (`isolation.TIERS`), None being for your own code. `checks` restricts it to checks whose ids contain this, and those
-    that they need. With `until_failure` nothing is run after the first check that fails. `missing` exercises were not
-    handed in: their checks are collected, and told as not run.
+    that they need; with `alone` without these, which are taken as passed. With `until_failure` nothing is run after the
+    first check that fails. `missing` exercises were not handed in: their checks are collected, and told as not run.
     """
 
     exercises: tuple[str, ...]
@@ -37,6 +37,7 @@ class GradeRequest:
     device: str = "cpu"
     isolation: str | None = None
     checks: str = ""
+    alone: bool = False
     until_failure: bool = False
     missing: tuple[str, ...] = ()
     learner_folder: Path | None = field(default_factory=_learner_folder)
