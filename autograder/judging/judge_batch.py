@@ -166,7 +166,7 @@ class Judge:
         if one.job.restarts == 0 and one.job.signal:
             died = f"{what} The script was killed by {signal.Signals(one.job.signal).name} ({one.job.state})."
             self.fail("script-dies-of-the-signal", died, r"\btrap\b || " + ASKING, one.said)
-        ended = "srun: forcing job termination" in one.said and re.search(
+        ended = "srun: forcing job termination" in one.job.output and re.search(
             KILLING, self.grader.submission.script.text, re.MULTILINE
         )
         if ended and not one.of("stopped", 0):

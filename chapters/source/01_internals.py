@@ -30,7 +30,8 @@ timeline(run)
 # waits; its backward is hatched meanwhile.
 #
 # The last rank to launch an all-reduce has the shortest green bar. The others launched it earlier and wait for that
-# rank.
+# rank. (On a machine with fewer cores than ranks, as where this picture was drawn, ranks also wait for a core, so some
+# compute longer than others.)
 #
 # PyTorch collects gradients in **buckets** and sends each bucket with one all-reduce. Step 0 has one bucket; its
 # all-reduce starts after the last gradient is ready. Step 1 has two buckets; the first all-reduce starts while

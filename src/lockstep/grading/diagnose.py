@@ -97,7 +97,8 @@ def _read_error(submission: Submission, error: ranks.Error, message: str) -> tup
         return "import-error", f"{shown} cannot be imported: {error}"
     missing = re.search(r"module '\w+' has no attribute '(\w+)'", error.message)
     if missing and not error.frames:
-        return "import-error", f"{shown} does not define {missing.group(1)}"
+        why = "" if submission.text.strip() else ": the file is empty"
+        return "import-error", f"{shown} does not define {missing.group(1)}{why}"
     signature = re.search(r"^(\w+)\(\) (missing|takes|got)", error.message)
     if error.type == "TypeError" and signature and not error.frames:
         return "wrong-signature", f"{error.message}: keep the stub's signature"

@@ -48,8 +48,16 @@ window.lockstepBeside ??= (() => {
     const editor = line && opened?.content?.editor, at = { line: line - 1, column: 0 };
     editor?.setCursorPosition?.(at);
     editor?.revealPosition?.(at);
+    const view = editor?.editor, middle = view?.constructor.scrollIntoView; // CodeMirror's: with the lines around it
+    if (middle) view.dispatch({ effects: middle(view.state.selection.main.head, { y: "center" }) });
     link.scrollIntoView({ block: "nearest" });
   };
+
+  // A check reads the file: an exercise is saved when the learner goes from it to something else.
+  window.jupyterapp?.shell.currentChanged?.connect((_, { oldValue: left }) => {
+    const context = left?.context;
+    if (context?.path.startsWith("exercises/") && context.model.dirty) context.save();
+  });
 
   addEventListener("click", async (event) => {
     const { jupyterapp: app } = window, link = event.target.closest?.("a[href]"), to = app && link && new URL(link.href);
