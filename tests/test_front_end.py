@@ -246,6 +246,8 @@ def test_in_a_narrow_window_the_start_page_has_the_room(browser: Any, running: L
         if left:
             page.wait_for_timeout(2000)
             assert files.is_visible()
+            page.set_viewport_size({"width": 700, "height": 900})
+            files.wait_for(state="hidden")
         else:
             files.wait_for(state="hidden")
             assert page.locator(".jp-NotebookPanel").bounding_box()["width"] > 0.85 * width

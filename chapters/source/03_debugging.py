@@ -202,10 +202,10 @@ print("ring.py:   ", statuses("ring.py"))
 #
 # | the job | you ask | section |
 # |---|---|---|
-# | **fails** | Which rank failed first? | Reading failures |
-# | **hangs** | In which call is each rank? | Hangs, Mismatches, NCCL on a cluster |
-# | **lies**: it finishes with a wrong result | Do all ranks hold the same model? Which samples did each rank use? | Silent divergence |
-# | **doesn't start** | Can the ranks reach each other? | The network, Preflight |
+# | **fails** | Which rank failed first? | "Reading failures" |
+# | **hangs** | In which call is each rank? | "Hangs", "Mismatches", "NCCL on a cluster" |
+# | **lies**: it finishes with a wrong result | Do all ranks hold the same model? Which samples did each rank use? | "Silent divergence" |
+# | **doesn't start** | Can the ranks reach each other? | "The network", "Preflight" |
 
 # %%
 quiz("03_debugging/one_rank")

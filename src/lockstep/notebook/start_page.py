@@ -36,14 +36,18 @@ FOOT = "In a terminal, `./lockstep status` shows the same, and `./lockstep --hel
 STALE = "As it was when you started the lab. Click here and press Shift+Enter to bring it up to date."
 
 ROOM = """<script>
-window.jupyterapp?.restored.then(() => setTimeout(() => {
-  if (innerWidth >= 900 || sessionStorage.lockstepRoom) return;
-  sessionStorage.lockstepRoom = "made";
-  jupyterapp.shell.collapseLeft();
-}, 500));
+window.jupyterapp?.restored.then(() => {
+  const room = () => {
+    if (innerWidth >= 900 || sessionStorage.lockstepRoom) return;
+    sessionStorage.lockstepRoom = "made";
+    jupyterapp.shell.collapseLeft();
+  };
+  setTimeout(room, 500);
+  addEventListener("resize", room);
+});
 </script>"""
-"""In a narrow window JupyterLab's file browser would leave half of it to the page. It is closed once a tab; who
-opens it again keeps it.
+"""In a narrow window JupyterLab's file browser would leave half of it to the page. It is closed once a tab, also when the
+window becomes narrow; who opens it again keeps it.
 """
 
 FOLLOW = """<script>
