@@ -46,8 +46,8 @@ window.jupyterapp?.restored.then(() => {
   addEventListener("resize", room);
 });
 </script>"""
-"""In a narrow window JupyterLab's file browser would leave half of it to the page. It is closed once a tab, also when the
-window becomes narrow; who opens it again keeps it.
+"""In a narrow window JupyterLab's file browser would leave half of it to the page. It is closed once a tab, also when
+the window becomes narrow; who opens it again keeps it.
 """
 
 FOLLOW = """<script>
