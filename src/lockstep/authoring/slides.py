@@ -44,10 +44,10 @@ MOST_EXPLAINED = 8  # lines of an explanation on one slide
 ALONE = re.compile(r"data-alone")  # what has a slide of its own
 QUIZ = re.compile(r'<ol class="choices">|<p class="right">')
 SHORT = 3  # lines of a cell that stays with what it printed
-BELOW = re.compile(r"\b[Bb]elow,|\bnext (?:\w+ )?cells?\b")
+BELOW = re.compile(r"\b[Bb]elow,|\b(?:function|hook|script|class) below\b|\bnext (?:\w+ )?cells?\b")
 LEADS_ON = re.compile(rf"<strong>|.*\?$|.*(?:{BELOW.pattern})", re.DOTALL)  # a sentence about what comes next
 REFERS = re.compile(
-    r"\(|(?:It|They|This|These|Both|Its|Their|So|But|And|Then|That|Call it|Give)\b"
+    r"\(|(?:It|They|This|These|Both|Its|Their|So|But|And|Then|That|Give|(?:\w+ ){1,2}(?:it|them))\b"
 )  # to what is before it
 TEXT_WIDTH, CODE_WIDTH, WIDE_WIDTH = 76, 96, 104  # characters on a line at 16:9; there are more lines at 4:3
 NARROW_WIDTH = 84  # of code at 4:3
