@@ -318,7 +318,7 @@ def not_run(name: str, reason: str) -> CheckResult:
 def test_what_is_not_written_is_one_line_and_what_waits_for_it_none() -> None:
     checks = (
         unwritten("adds", 3),
-        not_run("adds twice", "another check fails in the same place"),
+        not_run("adds twice", "fails in the same place as above"),
         not_run("keeps", "needs “adds”"),
         not_run("keeps twice", "needs “keeps”"),
         unwritten("adds on three", 3),

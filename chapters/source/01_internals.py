@@ -78,7 +78,7 @@ print("I am rank", dist.get_rank(), "of", dist.get_world_size())
 
 # %% [markdown]
 # In the next five cells, rank 0 starts with [1, 2, 3], rank 1 with [10, 20, 30] and rank 2 with [100, 200, 300]. Each
-# picture shows what the ranks hold before and after the call, and the cell below it prints what each rank holds.
+# picture shows the start, then the result. First look only at the start. What will each rank hold?
 #
 # ### Broadcast: one rank's tensor, everywhere
 #

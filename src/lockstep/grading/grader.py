@@ -161,7 +161,7 @@ class Grader:
             return result
         self._failed.add(play.key)
         if (diagnosis.id, diagnosis.line) in self._told:
-            raise CheckNotRun("another check fails in the same place")
+            raise CheckNotRun("fails in the same place as above")
         self._told.add((diagnosis.id, diagnosis.line))
         raise Failed(diagnosis)
 
