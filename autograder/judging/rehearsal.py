@@ -21,7 +21,7 @@ ARRAY, TASK, JOB = "70", "3", "77"
 FAILED = 3  # the status of a training that fails
 STARTING_SECONDS, ENDING_SECONDS = 10.0, 15.0
 NOTE = """#!/bin/bash
-printf '%s\\0' "${SLURM_NODEID:--}" "$@" >"$REHEARSAL/${0##*/}.$$"
+printf '%s\\0' "$@" >"$REHEARSAL/${0##*/}.$$"
 """
 TORCHRUN = f"""{NOTE}[ "$REHEARSED" = fails ] && exit {FAILED}
 for _ in {{1..300}}; do [ -e "$REHEARSAL/asked" ] && break; sleep 0.05; done
@@ -109,7 +109,7 @@ def rehearse(script: Path, folder: Path, request: str, how: str) -> Rehearsal:
 
 def _calls(folder: Path, command: str) -> Iterator[list[str]]:
     for note in sorted(folder.glob(f"{command}.*[0-9]")):
-        if words := note.read_text(errors="replace").split("\0")[1:-1]:
+        if words := note.read_text(errors="replace").split("\0")[:-1]:
             yield words
 
 

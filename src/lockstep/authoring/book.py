@@ -35,9 +35,9 @@ from pygments.lexers import get_lexer_by_name
 from traitlets.config import Config
 
 from ..course import Course, CourseError, unused
-from ..course.outline import Outline, outlines, page_anchor
+from ..course.outline import Outline, outlines, page_anchor, plain
 from ..course.quizzes import Question, quiz_file, read, rich
-from .references import REFERENCE, plain
+from .references import REFERENCE
 
 PAGES = Path(__file__).with_name("pages")
 QUIZ_REPR = re.compile(r"^Quiz\((.+)\)$")

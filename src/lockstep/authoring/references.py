@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from ..course.outline import section_anchor
+from ..course.outline import plain, section_anchor
 
 REFERENCE = re.compile(r"(?:[Cc]hapter\s+(?P<number>\d+),\s+)?[\"“](?P<title>[^\"”]+)[\"”]")
 PIECE = re.compile(
@@ -42,7 +42,3 @@ def unlinked(text: str) -> str:
 def headings(text: str) -> set[str]:
     """The headings of a Markdown text, of all levels, without their Markdown."""
     return {plain(found["heading"]) for found in PIECE.finditer(text) if found["heading"]}
-
-
-def plain(title: str) -> str:
-    return " ".join(title.split()).replace("`", "")

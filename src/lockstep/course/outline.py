@@ -40,11 +40,16 @@ class Section:
     @property
     def plain(self) -> str:
         """The title without Markdown."""
-        return self.title.replace("`", "")
+        return plain(self.title)
 
     @property
     def anchor(self) -> str:
         return section_anchor(self.plain)
+
+
+def plain(title: str) -> str:
+    """A heading in one line, without Markdown."""
+    return " ".join(title.split()).replace("`", "")
 
 
 def section_anchor(title: str) -> str:
