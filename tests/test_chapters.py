@@ -86,6 +86,23 @@ def test_the_stored_stepper_is_the_one_of_now() -> None:
     assert cells[0].outputs[0].data == now, "run: ./lockstep author chapters 01_internals"
 
 
+def test_a_file_that_a_chapter_prints_is_stored_as_it_stands() -> None:
+    """As above. An exercise is the stub of the last commit, since it may have been done here."""
+    prints = re.compile(r'print\(Path\("([\w./]+)"\)\.read_text\(\)\)')
+    seen = 0
+    for name in chapters.names():
+        for cell in code(name):
+            if found := prints.fullmatch(cell.source.strip()):
+                path = (ROOT / "chapters" / found[1]).resolve()
+                now = path.read_text()
+                if path.parent.name == "exercises":
+                    command = ["git", "show", f"HEAD:{path.relative_to(ROOT)}"]
+                    now = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+                assert cell.outputs[0].text == now + "\n", f"run: ./lockstep author chapters {name}"
+                seen += 1
+    assert seen, "no chapter prints a file: does one still do it in these words?"
+
+
 def test_the_name_of_a_section_in_quotes_is_a_link_and_the_source_keeps_none(tmp_path: Path) -> None:
     folder = tmp_path / "chapters" / "source"
     folder.mkdir(parents=True)
